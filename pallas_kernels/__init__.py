@@ -1,0 +1,1 @@
+"""Pallas kernels, one folder an operation; each has a plain JAX reference."""

@@ -1,0 +1,1 @@
+"""Acceptance rules, one a file, and the cut that ends a path."""

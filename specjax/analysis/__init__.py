@@ -1,0 +1,1 @@
+"""What the counters say: speed-up law, metrics, reports."""

@@ -1,0 +1,1 @@
+"""The command line; it may import every other package, and none imports it."""

@@ -1,0 +1,1 @@
+"""Target models: one hybrid decoder, its mixers and its families."""

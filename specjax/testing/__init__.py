@@ -1,0 +1,1 @@
+"""Toy targets, independent references and the conformance suite."""

@@ -1,0 +1,50 @@
+"""Settings for every test.
+
+Nothing here may import specjax: annotations are checked only in modules that are
+imported after jaxtyping's hook, and coverage of the hook should not depend on order.
+"""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Set through jax.config, not the environment: a plugin may have imported jax before.
+# What the environment says comes first (the Makefile sets the same values).
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".cache/jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Device 0 stays the default; the others cost nothing until a test uses them.
+if "XLA_FLAGS" not in os.environ:
+    jax.config.update("jax_num_cpu_devices", 8)
+
+# No deadline: the first example of a test compiles. In CI the examples are always
+# the same, so that a red run means a change and not a draw.
+hypothesis.settings.register_profile(
+    "specjax",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+hypothesis.settings.load_profile("specjax")
+
+
+@pytest.fixture
+def cpu_devices() -> list[jax.Device]:
+    """Eight virtual CPU devices, for tests of sharding."""
+    devices = jax.devices("cpu")
+    assert len(devices) == 8, "unset XLA_FLAGS, or let it ask for 8 host devices"
+    return devices
+
+
+@pytest.fixture(autouse=True)
+def _needs_accelerator(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("device") and jax.default_backend() == "cpu":
+        pytest.skip("needs an accelerator (see JAX_PLATFORMS)")
