@@ -36,7 +36,7 @@ fi
 
 echo $$ >"$venv/.installing"
 say "installing $what${*:+ with $*} into $venv (a minute or two; redone when pyproject.toml changes)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
     -e "$what" "$@" </dev/null
 touch "$stamp"
 rm "$venv/.installing"
