@@ -1,0 +1,1 @@
+"""Window attention: committed cache by length, window rows by ancestor mask."""

@@ -1,0 +1,11 @@
+"""Window attention, as the decoder calls it.
+
+One implementation exists, the reference, and it runs on every platform; a kernel for an
+accelerator is chosen here, when the call is lowered, once there is one.
+"""
+
+from __future__ import annotations
+
+from pallas_kernels.window_attention.reference import window_attention
+
+__all__ = ["window_attention"]

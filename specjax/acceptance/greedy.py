@@ -1,0 +1,40 @@
+"""Greedy acceptance: a draft is kept if it is the target's argmax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax.acceptance.descend import descend
+from specjax.decoding.interfaces import ProposalLaw
+from specjax.decoding.laws import Laws
+from specjax.decoding.types import Acceptance, Proposal, Window
+
+
+@struct.dataclass
+class Greedy:
+    """The argmax after bias and penalties; temperature and cut-offs do not move it.
+
+    Exact for any proposal, because how a draft came about does not matter to it. Among
+    equal logits the lowest id wins, as in plain greedy decoding.
+    """
+
+    name = "greedy"
+    takes = frozenset(ProposalLaw)
+
+    def accept(
+        self,
+        proposal: Proposal,
+        window: Window,
+        laws: Laws,
+        seeds: jax.Array,
+        *,
+        max_depth: int,
+    ) -> Acceptance:
+        """Walk down while a child is the argmax."""
+
+        def choose(rows: jax.Array, depths: jax.Array) -> jax.Array:
+            return jnp.argmax(laws.adjusted_at(rows), axis=-1).astype(jnp.int32)
+
+        return descend(proposal, window, choose, max_depth=max_depth)

@@ -1,0 +1,96 @@
+"""The device loop: prefill by chunks, then rounds inside one ``while_loop``.
+
+The state is donated to each call and updated in place. The host sees a log of what the
+rounds of a call did, from which every counter can be recomputed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
+from specjax.decoding.round import RoundLog, RoundOptions, round_step
+from specjax.decoding.types import Acceptance, DecodeState, FinishReason
+from specjax.decoding.windows import chunk_window
+
+
+@struct.dataclass
+class LoopLog:
+    """The rounds of one call: entries beyond ``rounds`` are zero."""
+
+    rounds: jax.Array  # [] int32
+    steps: RoundLog  # every leaf with a leading axis of max_rounds
+
+
+@partial(jax.jit, static_argnames=("width",), donate_argnames=("state",))
+def prefill_chunk(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    start: jax.Array,
+    *,
+    width: int,
+) -> DecodeState:
+    """Commit the prompt tokens ``start .. start + width - 1``, all but the last one.
+
+    A chunk is a window like any other: linear, with every row committed. ``start`` is
+    a scalar and must grow by ``width`` from call to call, from 0.
+    """
+    stop = jnp.where(state.done, 0, state.prompt_lengths - 1)
+    starts = jnp.broadcast_to(start, stop.shape).astype(jnp.int32)
+    window = chunk_window(state.tokens, starts, stop, width)
+    verdict = target.verify(state.target, window, taps=drafter.taps, logits="none")
+    bad = jnp.any(verdict.bad & window.valid, axis=1)
+    num = jnp.where(bad, 0, window.valid.sum(axis=1, dtype=jnp.int32))
+    following = jnp.take_along_axis(
+        state.tokens, window.positions + 1, axis=1, mode="clip"
+    )
+    slots = jnp.arange(width, dtype=jnp.int32)
+    taken = slots < num[:, None]
+    acceptance = Acceptance(
+        path=jnp.where(taken, slots, 0),
+        tokens=jnp.where(taken, following, -1),
+        num_tokens=num,
+    )
+    return state.replace(
+        target=target.commit(state.target, verdict.pending, acceptance),
+        drafter=drafter.observe(state.drafter, None, window, verdict, acceptance),
+        done=state.done | bad,
+        finish_reason=jnp.where(bad, int(FinishReason.NAN), state.finish_reason),
+    )
+
+
+@partial(jax.jit, static_argnames=("options", "max_rounds"), donate_argnames=("state",))
+def run_rounds(
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    state: DecodeState,
+    *,
+    options: RoundOptions,
+    max_rounds: int,
+) -> tuple[DecodeState, LoopLog]:
+    """At most ``max_rounds`` rounds; fewer once every row is done."""
+    step = partial(round_step, target, drafter, rule, options=options)
+    shapes = jax.eval_shape(lambda s: step(s)[1], state)
+    empty = jax.tree.map(
+        lambda x: jnp.zeros((max_rounds, *x.shape), x.dtype),
+        shapes,
+    )
+
+    def running(carry: tuple[DecodeState, LoopLog]) -> jax.Array:
+        state, log = carry
+        return (log.rounds < max_rounds) & ~jnp.all(state.done)
+
+    def body(carry: tuple[DecodeState, LoopLog]) -> tuple[DecodeState, LoopLog]:
+        state, log = carry
+        state, entry = step(state)
+        steps = jax.tree.map(lambda all, x: all.at[log.rounds].set(x), log.steps, entry)
+        return state, LoopLog(rounds=log.rounds + 1, steps=steps)
+
+    start = LoopLog(rounds=jnp.int32(0), steps=empty)
+    return jax.lax.while_loop(running, body, (state, start))

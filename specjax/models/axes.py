@@ -1,0 +1,14 @@
+"""Logical axis names of parameters and state, which sharding rules map to a mesh."""
+
+from __future__ import annotations
+
+Axes = tuple[str, ...]
+
+EMBED = "embed"  # the residual stream
+VOCAB = "vocab"
+HEADS = "heads"  # query heads times their size
+KV_HEADS = "kv_heads"
+MLP = "mlp"
+BATCH = "batch"
+TIME = "time"
+HEAD_DIM = "head_dim"

@@ -1,0 +1,1 @@
+"""Families: a checkpoint layout each, translated to the one decoder. No maths."""

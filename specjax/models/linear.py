@@ -1,0 +1,105 @@
+"""Linear layers whose weights have a type: float32, bfloat16 or int8 with scales.
+
+Weights stand as ``[out, in]`` and products accumulate in float32 (int32 for int8), the
+two layouts that decide whether XLA's CPU backend takes its fast path.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int8
+
+from specjax.models.axes import Axes
+
+
+@struct.dataclass
+class Linear:
+    """``y = x W^T + b``, with ``W`` float, or int8 with one float32 scale an output.
+
+    An int8 weight meets activations that are rounded to int8 with one scale a row
+    (W8A8): that is a numeric scheme of its own, not an approximation to be hidden.
+    """
+
+    weight: jax.Array  # [out, in] float32, bfloat16, float64 or int8
+    scale: jax.Array | None = None  # [out] float32, int8 weights only
+    bias: jax.Array | None = None  # [out]
+    axes: Axes = struct.field(pytree_node=False, default=("out", "in"))
+    """Logical names of the weight's two axes, for sharding rules."""
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return self.weight.shape[0]
+
+    def __call__(self, x: Float[Array, "*rows in"]) -> Float[Array, "*rows out"]:
+        """The product, in float32 (float64 for float64 weights)."""
+        rows = x.reshape(-1, x.shape[-1])
+        if self.scale is None:
+            y = matmul(rows.astype(self.weight.dtype), self.weight)
+        else:
+            y = _int8_matmul(rows, self.weight, self.scale)
+        if self.bias is not None:
+            y = y + self.bias.astype(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+
+def accumulator(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype that products of ``dtype`` are summed and returned in."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.dtype(jnp.int32)
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """``x [M, in]`` times ``weight [out, in]`` transposed, in the accumulator's dtype."""
+    return jax.lax.dot_general(
+        x,
+        weight,
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=accumulator(weight.dtype),
+    )
+
+
+def _int8_matmul(
+    x: Float[Array, "M in"], weight: Int8[Array, "out in"], scale: Float[Array, " out"]
+) -> Float[Array, "M out"]:
+    codes, row_scale = quantize_rows(x.astype(jnp.float32))
+    products = matmul(codes, weight).astype(jnp.float32)
+    return products * row_scale[:, None] * scale
+
+
+def quantize_rows(
+    x: Float[Array, "rows n"],
+) -> tuple[Int8[Array, "rows n"], Float[Array, " rows"]]:
+    """Symmetric int8 with one scale a row: ``x`` is about ``codes * scale``.
+
+    A row of zeros gets scale 1; a row that is not finite gets a scale that is not, so
+    it flags itself and no other row.
+    """
+    largest = jnp.max(jnp.abs(x), axis=-1)
+    # a maximum may drop a NaN; a sum of zeros times the row does not
+    scale = jnp.where(largest > 0, largest / 127.0, 1.0) + jnp.sum(x * 0.0, axis=-1)
+    codes = jnp.round(x / scale[:, None])
+    codes = jnp.where(jnp.isfinite(codes), codes, 0.0)
+    return jnp.clip(codes, -127, 127).astype(jnp.int8), scale
+
+
+def quantize_linear(linear: Linear) -> Linear:
+    """The same layer with int8 weights."""
+    codes, scale = quantize_rows(linear.weight.astype(jnp.float32))
+    return linear.replace(weight=codes, scale=scale)
+
+
+def fewest_rows(dtype: jnp.dtype) -> int:
+    """Rows below which XLA's CPU backend leaves its fast products for this dtype.
+
+    It sends a one-row bfloat16 or int8 product to a matrix-vector routine that first
+    converts the whole weight. Measured with jaxlib 0.10: three rows, and two.
+    """
+    if dtype == jnp.bfloat16:
+        return 3
+    if dtype == jnp.int8:
+        return 2
+    return 1

@@ -1,0 +1,147 @@
+"""Grouped-query softmax attention with a contiguous key-value cache."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.window_attention.api import window_attention
+from specjax.decoding.types import Acceptance, Window
+from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
+from specjax.models.config import AttentionConfig
+from specjax.models.linear import Linear
+from specjax.models.mixers.base import RotaryTables
+from specjax.models.rope import Rope, rotate
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values of the committed tokens. Rejected ones are never in it.
+
+    What lies in slots from the row's length on is never read.
+    """
+
+    k: jax.Array  # [B, H, T, D]
+    v: jax.Array  # [B, H, T, D]
+
+    axes = (BATCH, KV_HEADS, TIME, HEAD_DIM)
+
+
+@struct.dataclass
+class WindowKV:
+    """Keys and values of a window's rows: what attention would commit."""
+
+    k: jax.Array  # [B, W, H, D]
+    v: jax.Array  # [B, W, H, D]
+
+
+@struct.dataclass
+class Attention:
+    """Projections to queries, keys and values, rotary positions, softmax attention."""
+
+    config: AttentionConfig = struct.field(pytree_node=False)
+    q: Linear
+    k: Linear
+    v: Linear
+    out: Linear
+
+    @property
+    def cache_dtype(self) -> jnp.dtype:
+        """The cache holds what the weights are made of; float32 under int8 weights."""
+        dtype = self.k.weight.dtype
+        return jnp.dtype(jnp.float32) if dtype == jnp.int8 else dtype
+
+    def init_state(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache."""
+        config = self.config
+        shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+        return KVCache(
+            k=jnp.zeros(shape, self.cache_dtype), v=jnp.zeros(shape, self.cache_dtype)
+        )
+
+    def mix(
+        self,
+        x: Float[Array, "B W D"],
+        window: Window,
+        state: KVCache,
+        lengths: Int[Array, " B"],
+        tables: dict[Rope, RotaryTables],
+    ) -> tuple[Float[Array, "B W D"], WindowKV]:
+        """Attend to the committed tokens and to ancestors in the window."""
+        config = self.config
+        batch, width, _ = x.shape
+        table = tables[config.rope]
+
+        def heads(y: jax.Array, count: int) -> jax.Array:
+            return y.reshape(batch, width, count, config.head_dim)
+
+        q = rotate(heads(self.q(x), config.num_heads), table.cos, table.sin)
+        k = rotate(heads(self.k(x), config.num_kv_heads), table.cos, table.sin)
+        pending = sound_rows(
+            WindowKV(k=k, v=heads(self.v(x), config.num_kv_heads)), window
+        )
+        pending = jax.tree.map(lambda y: y.astype(self.cache_dtype), pending)
+        mixed = window_attention(
+            q,
+            pending.k,
+            pending.v,
+            state.k,
+            state.v,
+            lengths,
+            window.ancestors,
+            scale=config.head_dim**-0.5,
+        )
+        return self.out(mixed.reshape(batch, width, -1)), pending
+
+    def commit(
+        self,
+        state: KVCache,
+        pending: WindowKV,
+        acceptance: Acceptance,
+        lengths: Int[Array, " B"],
+    ) -> KVCache:
+        """Write the path's keys and values behind the committed ones."""
+        return KVCache(
+            k=write_path(state.k, pending.k, acceptance, lengths),
+            v=write_path(state.v, pending.v, acceptance, lengths),
+        )
+
+    def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
+        """The cache with zeros in every slot that holds no committed token."""
+        slots = jnp.arange(state.k.shape[2], dtype=jnp.int32)
+        held = (slots < lengths[:, None])[:, None, :, None]
+        return jax.tree.map(
+            lambda x: jnp.where(held, x, jnp.zeros((), x.dtype)), state
+        )
+
+
+def sound_rows(pending: WindowKV, window: Window) -> WindowKV:
+    """Zero the rows that are padding or not finite.
+
+    A masked score gives weight 0, and ``0 * NaN`` is NaN, so what nobody may see must
+    be finite. The row itself is flagged by its logits.
+    """
+    finite = jnp.all(jnp.isfinite(pending.k) & jnp.isfinite(pending.v), axis=(2, 3))
+    sound = (finite & window.valid)[:, :, None, None]
+    return jax.tree.map(lambda y: jnp.where(sound, y, 0.0), pending)
+
+
+def write_path(
+    cache: Float[Array, "B H T D"],
+    rows: Float[Array, "B W H D"],
+    acceptance: Acceptance,
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """Scatter the path's rows into the slots from ``lengths`` on."""
+    batch, _, capacity, _ = cache.shape
+    picked = jnp.take_along_axis(
+        rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
+    )
+    steps = jnp.arange(acceptance.path.shape[1], dtype=jnp.int32)
+    slots = lengths[:, None] + steps
+    # an index of T is dropped; a negative one would wrap and overwrite live slots
+    slots = jnp.where(acceptance.taken, slots, capacity)
+    at = jnp.arange(batch, dtype=jnp.int32)[:, None]
+    return cache.at[at, :, slots].set(picked, mode="drop")

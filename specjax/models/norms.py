@@ -1,0 +1,22 @@
+"""Root-mean-square norms (Zhang, Sennrich, 1910.07467), statistics in float32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+
+@struct.dataclass
+class RMSNorm:
+    """``weight * x / rms(x)`` over the last axis, in at least float32."""
+
+    weight: jax.Array  # [n]
+    eps: float = struct.field(pytree_node=False)
+
+    def __call__(self, x: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
+        """Normalise each row."""
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(mean_square + self.eps) * self.weight.astype(x.dtype)

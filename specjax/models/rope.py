@@ -1,0 +1,78 @@
+"""Rotary position embeddings (Su et al., 2104.09864) in half-split form."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3's scaling: long wavelengths are stretched by ``factor``, short ones stay,
+    and those between are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Which dimensions of a head rotate, and how fast.
+
+    Dimensions ``i`` and ``i + dims / 2`` form a pair that turns by
+    ``position * theta ** (-2 i / dims)``; dimensions beyond ``dims`` stay as they are.
+    """
+
+    theta: float
+    dims: int
+    scaling: Llama3Scaling | None = None
+
+    def frequencies(self) -> np.ndarray:
+        """``[dims / 2]`` float64 radians a position."""
+        pairs = np.arange(0, self.dims, 2, dtype=np.float64)
+        frequencies = self.theta ** (-pairs / self.dims)
+        if self.scaling is None:
+            return frequencies
+        return _llama3(frequencies, self.scaling)
+
+    def tables(
+        self, positions: Int[Array, "B W"], dtype: jnp.dtype
+    ) -> tuple[Float[Array, "B W half"], Float[Array, "B W half"]]:
+        """Cosines and sines for the rows of a window, worked out once for all blocks."""
+        frequencies = jnp.asarray(self.frequencies(), dtype)
+        angles = positions.astype(dtype)[:, :, None] * frequencies
+        return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "B W H D"],
+    cos: Float[Array, "B W half"],
+    sin: Float[Array, "B W half"],
+) -> Float[Array, "B W H D"]:
+    """Turn the first ``2 * half`` dimensions of every head."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
+
+
+def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
+    wavelengths = 2 * math.pi / frequencies
+    length = scaling.original_max_position_embeddings
+    low = length / scaling.low_freq_factor
+    high = length / scaling.high_freq_factor
+    blend = (length / wavelengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    scaled = np.where(wavelengths > low, frequencies / scaling.factor, blended)
+    return np.where(wavelengths < high, frequencies, scaled)
