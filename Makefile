@@ -23,6 +23,10 @@ export JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES
 
+# A file's tests stay on one worker, which keeps what it has traced. A worker that
+# dies (a crash, a timeout) ends the run, or its test would be tried eight times more.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0
+
 .PHONY: help demo test test-full lint format clean
 .DEFAULT_GOAL := help
 
@@ -35,10 +39,10 @@ demo: $(VENV)/.base  ## Run a small demonstration
 	@$(BIN)/specjax demo
 
 test: $(VENV)/.dev  ## Run the tests (ARGS and TESTS go to pytest)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(TESTS)
+	@$(PYTEST) $(ARGS) $(TESTS)
 
 test-full: $(VENV)/.dev  ## Run all tests: full matrices and those that need the network
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" $(ARGS) $(TESTS)
+	@$(PYTEST) -m "" $(ARGS) $(TESTS)
 
 lint: $(VENV)/.dev  ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check

@@ -1,7 +1,6 @@
 """Settings for every test.
 
-Nothing here may import specjax: annotations are checked only in modules that are
-imported after jaxtyping's hook, and coverage of the hook should not depend on order.
+Helpers that tests share live in specjax.testing; tests do not import each other.
 """
 
 import os
