@@ -1,0 +1,177 @@
+"""Loading a checkpoint: weights, tokenizer, configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.checkpoints import zoo
+from specjax.checkpoints.converted import (
+    copy_folder,
+    find_copy,
+    source_of,
+    write_copy,
+)
+from specjax.checkpoints.errors import CheckpointError, close_names
+from specjax.checkpoints.files import Progress
+from specjax.checkpoints.gguf import GGUFReader, metadata_ids
+from specjax.checkpoints.hub import looks_like_hub_id, snapshot
+from specjax.checkpoints.safetensors import SafetensorsReader
+from specjax.checkpoints.tensors import Tensors
+from specjax.checkpoints.tokenizer import Tokenizer
+from specjax.checkpoints.tokenizer_files import (
+    folder_eos_ids,
+    read_config,
+    tokenizer_from_folder,
+)
+from specjax.checkpoints.tokenizer_gguf import tokenizer_from_gguf
+from specjax.models.build import Builder, WeightType
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
+from specjax.models.families import FAMILIES, Family
+from specjax.models.families.fields import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model and what is known of it."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    config: DecoderConfig
+    raw_config: dict[str, Any]
+    """``config.json``, or its equivalent made from GGUF metadata."""
+    source: str
+    """What to call these weights in a report: "X, dequantised from Q4_1"."""
+    path: Path
+    """The directory or GGUF file that was asked for."""
+    eos_ids: tuple[int, ...]
+    """Ids that end a text; may be empty."""
+
+
+def load(
+    path_or_name: str | Path,
+    dtype: WeightType = WeightType.FLOAT32,
+    *,
+    progress: Progress | None = None,
+    tokenizer: bool = True,
+) -> Checkpoint:
+    """Load a model of the zoo, a directory, a ``.gguf`` file or a hub id.
+
+    Every tensor is checked for name, shape and type, and none may be left over.
+    Linear layers are stored as ``dtype``. ``progress`` is called while something is
+    downloaded or converted; ``tokenizer=False`` loads the weights alone.
+
+    Raises ``CheckpointError``, naming the file, the tensor or field, and what to do.
+    """
+    path = resolve(path_or_name, progress)
+    try:
+        if path.is_file():
+            return _load_gguf(path, dtype, progress, tokenizer)
+        return _load_folder(path, dtype, tokenizer)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
+    """The directory or GGUF file that is meant, downloaded if need be.
+
+    A name of the zoo comes first, then a path that exists, then a hub id.
+    """
+    name = str(path_or_name)
+    if name in zoo.MODELS:
+        return zoo.fetch(name, progress)
+    path = Path(path_or_name).expanduser()
+    if path.is_dir() or path.is_file():
+        return path
+    if isinstance(path_or_name, str) and looks_like_hub_id(name):
+        return snapshot(name)
+    hint = close_names(name, zoo.MODELS) or (
+        f"; give a folder, a .gguf file, a hub id such as org/name, or one of the zoo: "
+        f"{', '.join(zoo.MODELS)}"
+    )
+    raise CheckpointError(f"there is no {name!r}{hint}")
+
+
+def find_family(raw: Mapping[str, Any], where: Path) -> Family:
+    """The family of a configuration; ``CheckpointError`` if it is not implemented."""
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"{where}: model_type {kind!r} is not implemented; known are "
+            f"{', '.join(sorted(FAMILIES))}{close_names(str(kind), FAMILIES)}"
+        )
+    return FAMILIES[kind]
+
+
+def _load_folder(path: Path, dtype: WeightType, with_tokenizer: bool) -> Checkpoint:
+    raw = read_config(path)
+    family = find_family(raw, path / "config.json")
+    config = family.config(raw)
+    tokenizer = tokenizer_from_folder(path) if with_tokenizer else None
+    eos_ids = folder_eos_ids(path) or (tokenizer.eos_ids if tokenizer else ())
+    _check_ids(path, config, tokenizer, eos_ids)
+    decoder = _build(family, config, SafetensorsReader(path), dtype)
+    source = str(raw.get("_name_or_path") or path.resolve().name)
+    return Checkpoint(decoder, tokenizer, config, raw, source, path, eos_ids)
+
+
+def _load_gguf(
+    path: Path, dtype: WeightType, progress: Progress | None, with_tokenizer: bool
+) -> Checkpoint:
+    """From the converted copy, which is made now if there is none yet."""
+    folder = copy_folder(path, progress)
+    manifest = find_copy(folder)
+    if manifest is None:
+        reader = GGUFReader(path)
+        tokenizer = tokenizer_from_gguf(reader.header) if with_tokenizer else None
+        # Refuse what cannot be loaded before half a gigabyte is written.
+        config = find_family(reader.config, path).config(reader.config)
+        eos_ids = metadata_ids(reader.header.metadata)
+        _check_ids(path, config, tokenizer, eos_ids)
+        # Without the tokenizer a copy would be incomplete for the next caller.
+        if not with_tokenizer or not write_copy(reader, tokenizer, folder, progress):
+            family = FAMILIES[config.family]
+            decoder = _build(family, config, reader, dtype)
+            return Checkpoint(
+                decoder,
+                tokenizer,
+                config,
+                reader.config,
+                source_of(reader),
+                path,
+                eos_ids,
+            )
+        manifest = {"source": source_of(reader)}
+    loaded = _load_folder(folder, dtype, with_tokenizer)
+    return dataclasses.replace(loaded, source=manifest["source"], path=path)
+
+
+def _build(
+    family: Family, config: DecoderConfig, reader: Tensors, dtype: WeightType
+) -> Decoder:
+    decoder = family.build(config, Builder(reader, dtype))
+    reader.finish(family.ignore)
+    return decoder
+
+
+def _check_ids(
+    path: Path,
+    config: DecoderConfig,
+    tokenizer: Tokenizer | None,
+    eos_ids: tuple[int, ...],
+) -> None:
+    """Ids beyond the embedding would silently read another token's row."""
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model's "
+            f"vocabulary {config.vocab_size}; they belong to different models"
+        )
+    for index in eos_ids:
+        if not 0 <= index < config.vocab_size:
+            raise CheckpointError(
+                f"{path}: eos id {index} is outside the vocabulary of "
+                f"{config.vocab_size}"
+            )

@@ -1,0 +1,162 @@
+"""Text to ids and back, for both kinds of checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from specjax.checkpoints.chat import ChatTemplate, Turn
+from specjax.checkpoints.errors import CheckpointError
+from specjax.prompts import Prompt
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer, its special ids and its chat template.
+
+    Attributes:
+        source: the file it came from, for messages.
+        bos_id: what ``encode`` puts first, or ``None``.
+        eos_ids: ids that end a text; the checkpoint's generation settings come first.
+        special_tokens: strings by role (``bos_token``, ...), for chat templates.
+        template: the chat template's source, or ``None``.
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        source: str,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+        template: str | None = None,
+    ) -> None:
+        self.inner = inner
+        self.source = source
+        self.bos_id = bos_id
+        self.eos_ids = tuple(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
+        self.template = template
+        for what, token in [("bos", bos_id), *(("eos", i) for i in self.eos_ids)]:
+            if token is not None and inner.id_to_token(token) is None:
+                raise CheckpointError(
+                    f"{source} names {token} as {what} id, which is no id of its "
+                    f"tokenizer ({self.vocab_size} ids)"
+                )
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id. The model's may be larger, by padding."""
+        return (
+            max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        )
+
+    @functools.cached_property
+    def tokens(self) -> tuple[str | None, ...]:
+        """Every token's string as the vocabulary spells it; ``None`` for a gap."""
+        strings: list[str | None] = [None] * self.vocab_size
+        for string, index in self.inner.get_vocab(with_added_tokens=True).items():
+            strings[index] = string
+        return tuple(strings)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; bos comes first only if the checkpoint says so.
+
+        Names of special tokens in the text become those tokens.
+        """
+        ids = self.inner.encode(text, add_special_tokens=False).ids
+        return ids if self.bos_id is None else [self.bos_id, *ids]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of some ids; special tokens are left out unless asked for.
+
+        Bytes that are no UTF-8 become U+FFFD. Raises ``ValueError`` for an id that
+        is not in the vocabulary.
+        """
+        for index in ids:
+            if not 0 <= index < self.vocab_size:
+                raise ValueError(
+                    f"id {index} is not in the vocabulary of {self.vocab_size} tokens"
+                )
+        return self.inner.decode(list(ids), skip_special_tokens=not special)
+
+    def chat(self, turns: Iterable[Turn]) -> list[int]:
+        """The ids of a conversation, ready for the assistant's answer.
+
+        A turn is a user's message, or a mapping with ``role`` and ``content``.
+        Raises ``CheckpointError`` if the checkpoint has no template, or if the
+        template refuses the turns.
+        """
+        return self.inner.encode(self.render(turns), add_special_tokens=False).ids
+
+    def render(self, turns: Iterable[Turn]) -> str:
+        """As ``chat``, as text."""
+        if self.template is None:
+            raise CheckpointError(
+                f"{self.source} has no chat template, so turns cannot be put to this "
+                "model; give raw text, or use an instruction-tuned checkpoint"
+            )
+        return self._chat_template.render(turns, self.special_tokens)
+
+    @functools.cached_property
+    def _chat_template(self) -> ChatTemplate:
+        assert self.template is not None
+        return ChatTemplate(self.template, self.source)
+
+
+class StreamDecoder:
+    """Decodes ids as they come and shows whole characters only.
+
+    The pieces together, ``flush`` included, are ``decode`` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._decode = functools.partial(tokenizer.decode, special=special)
+        # The text of a token may depend on its left neighbour (leading spaces, bytes
+        # of one character), so the last piece that was shown is decoded once more.
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take more ids; the text that is now complete, which may be empty."""
+        return "".join(self._step(index) for index in ids)
+
+    def flush(self) -> str:
+        """The rest, at the end: a cut character shows as U+FFFD."""
+        rest = self._new_text()
+        self._context, self._pending = [], []
+        return rest
+
+    def _step(self, index: int) -> str:
+        self._pending.append(index)
+        text = self._new_text()
+        # U+FFFD at the end is a character whose other bytes may be yet to come.
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def _new_text(self) -> str:
+        if not self._pending:
+            return ""
+        seen = self._decode(self._context)
+        return self._decode(self._context + self._pending)[len(seen) :]
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a prompt: text as it stands, turns through the chat template."""
+    if prompt.text is not None:
+        return tokenizer.encode(prompt.text)
+    return tokenizer.chat(prompt.turns)
+
+
+def id_list(value: Any, where: str) -> tuple[int, ...]:
+    """Ids as configurations write them: nothing, one, or a list."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise CheckpointError(f"{where}: token ids are needed, found {value!r}")
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,151 @@
+"""Making a ``Tokenizer`` from GGUF metadata, with the ``tokenizers`` library alone.
+
+The file names its pre-tokenizer (``tokenizer.ggml.pre``) without saying what it does:
+the rules are written down here, one line a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.gguf import metadata_ids
+from specjax.checkpoints.gguf_header import GGUFHeader
+from specjax.checkpoints.tokenizer import Tokenizer, id_list
+
+CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|"
+    r" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(digits: str) -> pre_tokenizers.PreTokenizer:
+    pattern = Regex(_WORDS.format(digits=digits))
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _gpt2,
+    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
+    "qwen2": lambda: _split(r"\p{N}"),
+    "smollm": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), _gpt2()]
+    ),
+}
+"""By ``tokenizer.ggml.pre``."""
+
+
+def tokenizer_from_gguf(header: GGUFHeader) -> Tokenizer | None:
+    """The file's tokenizer, or ``None`` if it has none.
+
+    Raises ``CheckpointError`` naming the kind, if it is not implemented.
+    """
+    metadata, path = header.metadata, header.path
+    model = metadata.get("tokenizer.ggml.model")
+    if model is None:
+        return None
+    pre = metadata.get("tokenizer.ggml.pre")
+    if model != "gpt2":
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.model {model!r} is not implemented (only 'gpt2', "
+            "byte-level BPE, is); load with tokenizer=False, or use the safetensors "
+            "checkpoint"
+        )
+    if pre not in PRE_TOKENIZERS:
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.pre {pre!r} is not implemented (known: "
+            f"{', '.join(PRE_TOKENIZERS)}); load with tokenizer=False, or use the "
+            "safetensors checkpoint"
+        )
+    strings = _strings(header, "tokenizer.ggml.tokens")
+    return Tokenizer(
+        _inner(header, strings, pre),
+        source=str(path),
+        bos_id=_leading_bos(header, pre),
+        eos_ids=id_list(list(metadata_ids(metadata)), f"{path}, eos ids"),
+        special_tokens=_special_tokens(metadata, strings),
+        template=metadata.get("tokenizer.chat_template"),
+    )
+
+
+def _inner(header: GGUFHeader, strings: list[str], pre: str) -> tokenizers.Tokenizer:
+    kinds = header.metadata.get("tokenizer.ggml.token_type") or [1] * len(strings)
+    if len(kinds) != len(strings):
+        raise CheckpointError(
+            f"{header.path}: {len(strings)} tokens but {len(kinds)} token types"
+        )
+    vocabulary = {string: index for index, string in enumerate(strings)}
+    if len(vocabulary) != len(strings):
+        raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens repeats a token")
+    merges = _strings(header, "tokenizer.ggml.merges")
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    try:
+        model = models.BPE(
+            vocab=vocabulary,
+            merges=pairs,  # type: ignore[arg-type]
+            ignore_merges=pre == "llama-bpe",
+        )
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            f"{header.path}: the vocabulary is broken ({error})"
+        ) from error
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    inner.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        inner.normalizer = normalizers.NFC()  # as Qwen's own tokenizer has it
+    # Both kinds are found in text before it is split; only control tokens are special,
+    # that is, left out of decoded text.
+    inner.add_tokens(
+        [
+            AddedToken(string, special=kind == CONTROL, normalized=False)
+            for string, kind in zip(strings, kinds, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return inner
+
+
+def _strings(header: GGUFHeader, key: str) -> list[str]:
+    value = header.metadata.get(key)
+    if not isinstance(value, list) or not all(isinstance(s, str) for s in value):
+        raise CheckpointError(f"{header.path}: {key} is missing or no list of strings")
+    return value
+
+
+def _leading_bos(header: GGUFHeader, pre: str) -> int | None:
+    """The bos id if texts begin with it; Llama 3's rules imply that unless denied."""
+    metadata = header.metadata
+    if not metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+        return None
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    if bos is None:
+        raise CheckpointError(
+            f"{header.path} wants a bos token first but has no bos_token_id"
+        )
+    return bos
+
+
+def _special_tokens(metadata: dict[str, Any], strings: list[str]) -> dict[str, str]:
+    roles = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    found = {}
+    for key, role in roles.items():
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(index, int) and 0 <= index < len(strings):
+            found[f"{role}_token"] = strings[index]
+    return found
