@@ -18,8 +18,10 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.files import (
     Progress,
     cache_folder,
+    locked,
     new_folder,
     read_json,
+    remove_stale,
     sha256,
     stamped_sha256,
 )
@@ -75,19 +77,37 @@ def write_copy(
     folder: Path,
     progress: Progress | None = None,
 ) -> bool:
-    """Write the copy; ``False``, with a note in the log, if it would not fit."""
+    """Write the copy; ``False``, with a note in the log, if it cannot be kept."""
     needed = float_bytes(reader.infos)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder.parent).free
-    if needed > LARGEST_COPY or 2 * needed > free:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if needed > LARGEST_COPY or 2 * needed > free:
+            raise OSError(
+                f"it takes {needed / 1e9:.1f} GB (of at most {LARGEST_COPY / 1e9:.1f} "
+                f"GB, and half of the {free / 1e9:.1f} GB free)"
+            )
+        with locked(folder.with_name(folder.name + ".lock")) as alone:
+            if alone:
+                remove_stale(folder)
+            if not (folder / MANIFEST).exists():
+                _write_folder(reader, tokenizer, folder, progress)
+    except OSError as error:
         _log.warning(
-            "%s is not kept in converted form: it would take %.1f GB (at most %.1f GB "
-            "and half of the free disk are used), so every load converts it",
+            "%s is not kept in converted form, so every load converts it: %s",
             reader.source,
-            needed / 1e9,
-            LARGEST_COPY / 1e9,
+            error,
         )
         return False
+    return True
+
+
+def _write_folder(
+    reader: GGUFReader,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    progress: Progress | None,
+) -> None:
     with new_folder(folder) as temporary:
         _write_tensors(reader, temporary / SINGLE, progress)
         (temporary / "config.json").write_text(json.dumps(reader.config), "utf-8")
@@ -100,7 +120,6 @@ def write_copy(
             "sha256": {name: sha256(temporary / name) for name in small},
         }
         (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
-    return True
 
 
 def source_of(reader: GGUFReader) -> str:

