@@ -94,20 +94,24 @@ def margin_of(p: Law, s: np.ndarray, chosen: int, emitted: int) -> float:
         rival = s[others].max(initial=-np.inf) if emitted == chosen else s[emitted]
         return float(s[chosen] - rival)
     if emitted == chosen:
-        return smallest(lambda slack: _loses(p, s, emitted, slack))
-    return smallest(lambda slack: _wins(p, s, emitted, slack))
 
+        def loses(slack: float) -> bool:
+            """Could it be cut off, or another that could be kept be ahead of it?"""
+            near = s >= s[emitted] - slack
+            near[emitted] = False
+            certain = p.certain(p.scores[[emitted]], slack)
+            rivals = p.possible(p.scores[near], slack)
+            return not certain.all() or bool(rivals.any())
 
-def _wins(p: Law, s: np.ndarray, token: int, slack: float) -> bool:
-    """Could the token be kept, and no token ahead of it be sure to be?"""
-    ahead = p.scores[s > s[token] + slack]
-    possible = p.possible(p.scores[[token]], slack)
-    return bool(possible.all()) and not p.certain(ahead, slack).any()
+        return smallest(loses)
 
+    ahead = s > s[emitted]
+    lead, scores = s[ahead] - s[emitted], p.scores[ahead]
 
-def _loses(p: Law, s: np.ndarray, token: int, slack: float) -> bool:
-    """Could the token be cut off, or another that could be kept be ahead of it?"""
-    near = s >= s[token] - slack
-    near[token] = False
-    certain = p.certain(p.scores[[token]], slack)
-    return not certain.all() or bool(p.possible(p.scores[near], slack).any())
+    def wins(slack: float) -> bool:
+        """Could the token be kept, and none that stays ahead of it be sure to be?"""
+        possible = p.possible(p.scores[[emitted]], slack)
+        rivals = p.certain(scores[lead > slack], slack)
+        return bool(possible.all()) and not rivals.any()
+
+    return smallest(wins)
