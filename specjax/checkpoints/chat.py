@@ -54,7 +54,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: it may raise anything
             raise CheckpointError(
                 f"the chat template of {self._where} refuses these turns: {error}"
             ) from error

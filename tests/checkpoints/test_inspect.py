@@ -1,0 +1,97 @@
+"""Descriptions come from headers alone, and of any family."""
+
+import json
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+from specjax.checkpoints import CheckpointError, describe
+from specjax.checkpoints.safetensors import SafetensorsReader
+
+
+@pytest.fixture(autouse=True)
+def _no_weights(monkeypatch):
+    monkeypatch.setattr(SafetensorsReader, "_data", None)
+
+
+def test_a_directory(tiny):
+    found = describe(tiny.directory(tokenizer=True)).as_dict()
+    parameters = sum(w.size for w in tiny.weights().values())
+    assert found | {"path": ""} == {
+        "path": "",
+        "format": "safetensors",
+        "family": "llama",
+        "implemented": True,
+        "note": "",
+        "num_layers": 2,
+        "layers_by_mixer": {"attention": 2},
+        "hidden_size": 64,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 320,
+        "tied": True,
+        "context_length": 128,
+        "kv_bytes_per_token": 2 * 2 * 2 * 16 * 2,
+        "num_parameters": parameters,
+        "bytes_by_dtype": {"F32": 4 * parameters},
+        "num_tensors": 20,
+        "num_files": 1,
+        "mtp_tensors": 0,
+        "has_tokenizer": True,
+        "has_chat_template": True,
+    }
+    json.dumps(found)
+
+
+def test_a_gguf_file_is_described_alike(tiny):
+    kinds = {"model.embed_tokens.weight": Kind.Q8_0}
+    found = describe(tiny.gguf(kinds=kinds)).as_dict()
+    same = describe(tiny.directory(tokenizer=True)).as_dict()
+    differ = {key for key in found if found[key] != same[key]}
+    assert differ == {"path", "format", "bytes_by_dtype"}
+    assert found["bytes_by_dtype"]["Q8_0"] == 320 * 64 // 32 * 34
+
+
+def test_shards(tiny):
+    assert describe(tiny.sharded()).num_files == 2
+
+
+def test_an_unknown_family_and_its_mtp_tensors(tiny):
+    weights = {
+        "model.layers.0.x.weight": np.ones((2, 3), np.float32),
+        "model.layers.2.eh_proj.weight": np.ones(4, np.float16),
+        "mtp.fc.weight": np.ones(5, np.int8),
+    }
+    config = {"model_type": "unheard", "text_config": {"num_hidden_layers": 2}}
+    found = describe(tiny.directory(weights=weights, config=config))
+    assert not found.implemented
+    assert found.note == "family 'unheard' is not implemented yet: listing the tensors"
+    assert (found.num_layers, found.hidden_size, found.mtp_tensors) == (2, None, 2)
+    listed = {t["name"]: t for t in found.as_dict()["tensors"]}
+    assert listed["mtp.fc.weight"]["dtype"] == "I8"
+    assert listed["model.layers.0.x.weight"]["shape"] == [2, 3]
+    assert "tensors" not in found.as_dict(tensors=False)
+
+
+def test_a_gguf_file_of_an_unknown_architecture(tiny):
+    found = describe(tiny.gguf(arch="mamba"))
+    assert (found.family, found.implemented) == ("mamba", False)
+    assert found.has_tokenizer
+
+
+def test_a_configuration_that_is_not_implemented(tiny):
+    config = {**tiny.config, "hidden_act": "gelu"}
+    found = describe(tiny.directory(config=config))
+    assert not found.implemented
+    assert "'hidden_act'" in found.note
+    assert found.num_layers == 2
+
+
+def test_a_truncated_file(tiny):
+    path = tiny.directory()
+    file = tiny.single(path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
+        describe(path)
