@@ -66,9 +66,14 @@ def find_copy(folder: Path) -> dict[str, Any] | None:
         _log.warning(
             "the converted copy %s is broken, making it again: %s", folder, error
         )
-        shutil.rmtree(folder, ignore_errors=True)
+        drop_copy(folder)
         return None
     return manifest
+
+
+def drop_copy(folder: Path) -> None:
+    """Remove a copy."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_copy(

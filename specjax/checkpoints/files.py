@@ -38,6 +38,15 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
+def id_list(value: Any, where: str) -> tuple[int, ...]:
+    """Ids as configurations write them: nothing, one, or a list."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise CheckpointError(f"{where}: token ids are needed, found {value!r}")
+    return tuple(dict.fromkeys(values))
+
+
 def cache_folder() -> Path:
     """Where specjax keeps models: ``SPECJAX_CACHE``, or the user's cache folder."""
     own = os.environ.get("SPECJAX_CACHE")

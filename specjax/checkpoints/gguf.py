@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.files import id_list
 from specjax.checkpoints.gguf_config import llama_config
 from specjax.checkpoints.gguf_header import GGUFHeader, read_gguf_header
 from specjax.checkpoints.tensors import TensorInfo, Tensors
@@ -72,7 +72,7 @@ class GGUFReader(Tensors):
         path = Path(path)
         self.header = read_gguf_header(path)
         architecture(self.header)
-        if self.header.metadata.get("split.count", 1) > 1:
+        if self.header.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(
                 f"{path} is one part of a split GGUF file; merge the parts first "
                 "(llama-gguf-split --merge)"
@@ -173,8 +173,8 @@ def float_bytes(infos: Mapping[str, TensorInfo]) -> int:
     )
 
 
-def metadata_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+def metadata_eos_ids(header: GGUFHeader) -> tuple[int, ...]:
     """End-of-sequence ids: eos, and end-of-turn where the file has one."""
-    keys = ("eos", "eot", "eom")
-    ids = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+    keys = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+    ids = [header.metadata[key] for key in keys if key in header.metadata]
+    return id_list(ids, f"{header.path}, eos ids")

@@ -135,7 +135,8 @@ def _foreign_config(header: GGUFHeader) -> dict[str, Any]:
         new: header.metadata.get(f"{architecture}.{k}") for k, new in names.items()
     }
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    return {"model_type": architecture, "vocab_size": tokens and len(tokens), **sizes}
+    vocab = len(tokens) if isinstance(tokens, list) else None
+    return {"model_type": architecture, "vocab_size": vocab, **sizes}
 
 
 def _description(

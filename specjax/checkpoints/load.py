@@ -12,13 +12,14 @@ import jax
 from specjax.checkpoints import zoo
 from specjax.checkpoints.converted import (
     copy_folder,
+    drop_copy,
     find_copy,
     source_of,
     write_copy,
 )
 from specjax.checkpoints.errors import CheckpointError, close_names
 from specjax.checkpoints.files import Progress
-from specjax.checkpoints.gguf import GGUFReader, metadata_ids
+from specjax.checkpoints.gguf import GGUFReader, metadata_eos_ids
 from specjax.checkpoints.hub import looks_like_hub_id, snapshot
 from specjax.checkpoints.safetensors import SafetensorsReader
 from specjax.checkpoints.tensors import Tensors
@@ -76,7 +77,11 @@ def load(
     path = resolve(path_or_name, progress)
     if path.is_file():
         return _load_gguf(path, dtype, progress, tokenizer)
-    return _load_folder(path, dtype, tokenizer)
+    loaded = _load_folder(path, dtype, tokenizer)
+    if path == Path(path_or_name).expanduser():
+        return loaded
+    # A hub checkpoint's folder is named by its commit.
+    return dataclasses.replace(loaded, source=str(path_or_name))
 
 
 def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
@@ -106,7 +111,7 @@ def decoder_config(raw: Mapping[str, Any], where: Path) -> tuple[Family, Decoder
     missing or contradictory; ``where`` is the file to name.
     """
     kind = raw.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
             f"{where}: model_type {kind!r} is not implemented; known are "
             f"{', '.join(sorted(FAMILIES))}{close_names(str(kind), FAMILIES)}"
@@ -125,7 +130,7 @@ def _load_folder(path: Path, dtype: WeightType, with_tokenizer: bool) -> Checkpo
     eos_ids = folder_eos_ids(path) or (tokenizer.eos_ids if tokenizer else ())
     _check_ids(path, config, tokenizer, eos_ids)
     decoder = _build(family, config, SafetensorsReader(path), dtype)
-    source = str(raw.get("_name_or_path") or path.resolve().name)
+    source = path.resolve().name
     return Checkpoint(decoder, tokenizer, config, raw, source, path, eos_ids)
 
 
@@ -135,28 +140,35 @@ def _load_gguf(
     """From the converted copy, which is made now if there is none yet."""
     folder = copy_folder(path, progress)
     manifest = find_copy(folder)
-    if manifest is None:
-        reader = GGUFReader(path)
-        tokenizer = tokenizer_from_gguf(reader.header) if with_tokenizer else None
-        # Refuse what cannot be loaded before half a gigabyte is written.
-        family, config = decoder_config(reader.config, path)
-        eos_ids = metadata_ids(reader.header.metadata)
-        _check_ids(path, config, tokenizer, eos_ids)
-        # Without the tokenizer a copy would be incomplete for the next caller.
-        if not with_tokenizer or not write_copy(reader, tokenizer, folder, progress):
-            decoder = _build(family, config, reader, dtype)
-            return Checkpoint(
-                decoder,
-                tokenizer,
-                config,
-                reader.config,
-                source_of(reader),
-                path,
-                eos_ids,
-            )
-        manifest = {"source": source_of(reader)}
-    loaded = _load_folder(folder, dtype, with_tokenizer)
-    return dataclasses.replace(loaded, source=manifest["source"], path=path)
+    # Without the tokenizer a copy would be incomplete for the next caller.
+    if manifest is None and with_tokenizer:
+        reader, tokenizer, _, _, _ = _open_gguf(path, with_tokenizer)
+        if write_copy(reader, tokenizer, folder, progress):
+            manifest = find_copy(folder)
+    if manifest is not None:
+        try:
+            loaded = _load_folder(folder, dtype, with_tokenizer)
+            return dataclasses.replace(loaded, source=manifest["source"], path=path)
+        except CheckpointError:
+            # The file itself is asked, so that the message names it and not the copy.
+            drop_copy(folder)
+    reader, tokenizer, family, config, eos_ids = _open_gguf(path, with_tokenizer)
+    decoder = _build(family, config, reader, dtype)
+    return Checkpoint(
+        decoder, tokenizer, config, reader.config, source_of(reader), path, eos_ids
+    )
+
+
+def _open_gguf(
+    path: Path, with_tokenizer: bool
+) -> tuple[GGUFReader, Tokenizer | None, Family, DecoderConfig, tuple[int, ...]]:
+    """All of a file but its weights, checked."""
+    reader = GGUFReader(path)
+    tokenizer = tokenizer_from_gguf(reader.header) if with_tokenizer else None
+    family, config = decoder_config(reader.config, path)
+    eos_ids = metadata_eos_ids(reader.header)
+    _check_ids(path, config, tokenizer, eos_ids)
+    return reader, tokenizer, family, config, eos_ids
 
 
 def _build(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tokenizers
 
@@ -163,12 +162,3 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if prompt.text is not None:
         return tokenizer.encode(prompt.text)
     return tokenizer.chat(prompt.turns)
-
-
-def id_list(value: Any, where: str) -> tuple[int, ...]:
-    """Ids as configurations write them: nothing, one, or a list."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    for item in values:
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise CheckpointError(f"{where}: token ids are needed, found {value!r}")
-    return tuple(dict.fromkeys(values))

@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from specjax.checkpoints.errors import CheckpointError
-from specjax.checkpoints.files import read_json, read_optional_json
-from specjax.checkpoints.tokenizer import Tokenizer, id_list
+from specjax.checkpoints.files import id_list, read_json, read_optional_json
+from specjax.checkpoints.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -89,6 +89,11 @@ def template_from_folder(folder: Path, settings: dict[str, Any]) -> str | None:
     value = settings.get("chat_template")
     if value is None or isinstance(value, str):
         return value
+    return _default_template(value, folder)
+
+
+def _default_template(value: Any, folder: Path) -> str:
+    """The one named "default" of a list of named templates."""
     where = folder / TOKENIZER_CONFIG
     if not isinstance(value, list):
         raise CheckpointError(f"{where}: chat_template must be a string or a list")
@@ -98,9 +103,9 @@ def template_from_folder(folder: Path, settings: dict[str, Any]) -> str | None:
         raise CheckpointError(
             f"{where}: chat_template must list objects with name and template"
         ) from error
-    if "default" not in named:
+    if not isinstance(named.get("default"), str):
         raise CheckpointError(
-            f"{where}: none of the chat templates {sorted(named)} is named 'default'"
+            f"{where}: none of the chat templates {list(named)} is named 'default'"
         )
     return named["default"]
 

@@ -13,9 +13,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from specjax.checkpoints.errors import CheckpointError
-from specjax.checkpoints.gguf import metadata_ids
+from specjax.checkpoints.files import id_list
+from specjax.checkpoints.gguf import metadata_eos_ids
 from specjax.checkpoints.gguf_header import GGUFHeader
-from specjax.checkpoints.tokenizer import Tokenizer, id_list
+from specjax.checkpoints.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
@@ -66,7 +67,7 @@ def tokenizer_from_gguf(header: GGUFHeader) -> Tokenizer | None:
             "byte-level BPE, is); load with tokenizer=False, or use the safetensors "
             "checkpoint"
         )
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.pre {pre!r} is not implemented (known: "
             f"{', '.join(PRE_TOKENIZERS)}); load with tokenizer=False, or use the "
@@ -77,17 +78,18 @@ def tokenizer_from_gguf(header: GGUFHeader) -> Tokenizer | None:
         _inner(header, strings, pre),
         source=str(path),
         bos_id=_leading_bos(header, pre),
-        eos_ids=id_list(list(metadata_ids(metadata)), f"{path}, eos ids"),
+        eos_ids=metadata_eos_ids(header),
         special_tokens=_special_tokens(metadata, strings),
-        template=metadata.get("tokenizer.chat_template"),
+        template=_template(header),
     )
 
 
 def _inner(header: GGUFHeader, strings: list[str], pre: str) -> tokenizers.Tokenizer:
-    kinds = header.metadata.get("tokenizer.ggml.token_type") or [1] * len(strings)
-    if len(kinds) != len(strings):
+    kinds = header.metadata.get("tokenizer.ggml.token_type", [1] * len(strings))
+    if not isinstance(kinds, list) or len(kinds) != len(strings):
         raise CheckpointError(
-            f"{header.path}: {len(strings)} tokens but {len(kinds)} token types"
+            f"{header.path}: tokenizer.ggml.token_type is no list of {len(strings)}, "
+            "one a token"
         )
     vocabulary = {string: index for index, string in enumerate(strings)}
     if len(vocabulary) != len(strings):
@@ -128,17 +130,24 @@ def _strings(header: GGUFHeader, key: str) -> list[str]:
     return value
 
 
+def _template(header: GGUFHeader) -> str | None:
+    value = header.metadata.get("tokenizer.chat_template")
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(f"{header.path}: tokenizer.chat_template is no text")
+    return value
+
+
 def _leading_bos(header: GGUFHeader, pre: str) -> int | None:
     """The bos id if texts begin with it; Llama 3's rules imply that unless denied."""
     metadata = header.metadata
     if not metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         return None
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if bos is None:
+    bos = id_list(metadata.get("tokenizer.ggml.bos_token_id"), f"{header.path}, bos id")
+    if not bos:
         raise CheckpointError(
             f"{header.path} wants a bos token first but has no bos_token_id"
         )
-    return bos
+    return bos[0]
 
 
 def _special_tokens(metadata: dict[str, Any], strings: list[str]) -> dict[str, str]:

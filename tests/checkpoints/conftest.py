@@ -113,6 +113,11 @@ class Tiny:
         return path
 
     @staticmethod
+    def metadata() -> dict[str, Any]:
+        """What a GGUF file says, unless a test says otherwise."""
+        return gguf_metadata()
+
+    @staticmethod
     def single(path: Path) -> Path:
         return path / "model.safetensors"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import specjax.checkpoints.converted as converted
-from specjax.checkpoints import CheckpointError, load
+from specjax.checkpoints import CheckpointError, describe, load
 from specjax.checkpoints.tokenizer_files import tokenizer_from_folder
 from specjax.decoding.windows import chunk_window
 from specjax.models.build import WeightType
@@ -266,6 +266,18 @@ def _all_q8(tiny):
     return dict.fromkeys(names, GGMLQuantizationType.Q8_0)
 
 
+def test_a_gguf_file_that_lacks_a_tensor_is_named_and_leaves_no_copy(tiny, cache):
+    weights = tiny.weights()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    path = tiny.gguf(weights=weights)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"up_proj.* missing from .*tiny\.gguf"
+        ):
+            load(path)
+    assert not list(cache.glob("converted/*/*"))
+
+
 class TestHub:
     def test_a_hub_id(self, tiny, monkeypatch):
         import huggingface_hub
@@ -278,7 +290,8 @@ class TestHub:
             return str(folder)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        assert load("org/tiny-model").path == folder
+        loaded = load("org/tiny-model")
+        assert (loaded.path, loaded.source) == (folder, "org/tiny-model")
         assert asked["name"] == "org/tiny-model"
         assert "*.safetensors" in asked["allow_patterns"]
         assert not any(re.search("bin|pth|pt$|py$", p) for p in asked["allow_patterns"])
@@ -335,3 +348,38 @@ class TestSmolLM2:
             checkpoint.decoder.init(1, 16), window
         ).logits
         assert checkpoint.tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"
+
+
+@pytest.mark.parametrize("value", ["x", [1, "a"], 3.5, True, {"a": -1}], ids=repr)
+def test_no_field_of_a_config_may_be_anything(tiny, value):
+    """A wrong value loads (where it means nothing) or is refused by the one error."""
+    path = tiny.directory(tokenizer=True)
+    more = {"head_dim": 16, "rope_scaling": None, "rope_parameters": None}
+    config = {**tiny.config, **more, "text_config": None}
+    for field in config:
+        tiny.write(path / "config.json", {**config, field: value})
+        _loads_or_refuses(path)
+    tiny.write(path / "config.json", config)
+    for field in ("bos_token", "eos_token", "add_bos_token", "chat_template"):
+        tiny.write(path / "tokenizer_config.json", {field: value})
+        _loads_or_refuses(path)
+
+
+@pytest.mark.parametrize("value", ["x", 3.5, 10**6, ["a"]], ids=repr)
+def test_no_key_of_a_gguf_file_may_be_anything(tiny, value):
+    for key in [k for k in tiny.metadata() if k != "general.architecture"]:
+        path = tiny.gguf(metadata={key: value})
+        _loads_or_refuses(path)
+        path.unlink()
+
+
+def _loads_or_refuses(path):
+    said = path.name
+    try:
+        checkpoint = load(path)
+        describe(path)
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.chat(["hello"])
+    except CheckpointError as error:
+        said = str(error)
+    assert path.name in said
