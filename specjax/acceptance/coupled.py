@@ -10,7 +10,6 @@ Musco, Suresh, 2408.07978.)
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from specjax.acceptance.descend import descend
@@ -20,8 +19,7 @@ from specjax.decoding.noise import sample
 from specjax.decoding.types import Acceptance, Proposal, Window
 
 
-@struct.dataclass
-class Coupled:
+class Coupled(struct.PyTreeNode):
     """Sample-then-compare with noise keyed by position. Exact for any proposal.
 
     Siblings share the draw of their depth. Rows at temperature 0 take the argmax.

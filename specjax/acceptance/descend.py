@@ -22,7 +22,7 @@ Choose = Callable[[Int[Array, " B"], Int[Array, " B"]], Int[Array, " B"]]
 def descend(
     proposal: Proposal, window: Window, choose: Choose, *, max_depth: int
 ) -> Acceptance:
-    """Follow the wanted tokens from the anchor. Among equal siblings the first is taken.
+    """Follow the wanted tokens from the anchor; of equal siblings take the first.
 
     The target's law is worked out for one row at a time, so the cost follows the
     accepted path, not the window.

@@ -12,8 +12,7 @@ from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Proposal, Window
 
 
-@struct.dataclass
-class Greedy:
+class Greedy(struct.PyTreeNode):
     """The argmax after bias and penalties; temperature and cut-offs do not move it.
 
     Exact for any proposal, because how a draft came about does not matter to it. Among

@@ -1,0 +1,1 @@
+"""The round and its loop: propose, verify, accept, cut, commit, observe."""

@@ -22,7 +22,7 @@ Tap = int | str
 
 
 class ProposalLaw(enum.Enum):
-    """How the tokens of a proposal came about; an acceptance rule states which it takes.
+    """How the tokens of a proposal came about; a rule states which of these it takes.
 
     A rule that is exact for one law is biased for another, so a pair that does not
     fit is refused when it is built.

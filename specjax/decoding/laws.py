@@ -16,8 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from specjax.decoding.types import Counts, Sampling, Window
 
 
-@struct.dataclass
-class Laws:
+class Laws(struct.PyTreeNode):
     """The target's laws of a window, worked out for the rows that are asked for.
 
     A rule that walks down the accepted path asks for as many rows as the path has, not
@@ -131,9 +130,7 @@ def one_hot_law(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
     return jnp.where(ids == best, jnp.float32(0.0), -jnp.inf)
 
 
-def keep_top_k(
-    scores: Float[Array, "B V"], k: Int[Array, " B"]
-) -> Float[Array, "B V"]:
+def keep_top_k(scores: Float[Array, "B V"], k: Int[Array, " B"]) -> Float[Array, "B V"]:
     """Keep the ``k`` largest scores of each row and all that tie with the last of them.
 
     ``k = 0`` keeps everything.

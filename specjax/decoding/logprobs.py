@@ -14,9 +14,8 @@ from jaxtyping import Array, Float
 from specjax.decoding.types import Acceptance
 
 
-@struct.dataclass
-class Logprobs:
-    """For each entry of a path: the token's log-probability and the top alternatives."""
+class Logprobs(struct.PyTreeNode):
+    """For each entry of a path: the token's log-probability, and the best ones."""
 
     token: jax.Array  # [B, P] float32
     top_ids: jax.Array  # [B, P, n] int32, most probable first

@@ -18,8 +18,7 @@ from specjax.decoding.types import Acceptance, DecodeState, FinishReason
 from specjax.decoding.windows import chunk_window
 
 
-@struct.dataclass
-class LoopLog:
+class LoopLog(struct.PyTreeNode):
     """The rounds of one call: entries beyond ``rounds`` are zero."""
 
     rounds: jax.Array  # [] int32

@@ -33,8 +33,7 @@ from specjax.decoding.types import (
 from specjax.decoding.windows import draft_window, slice_rows, widen
 
 
-@struct.dataclass
-class RoundOptions:
+class RoundOptions(struct.PyTreeNode):
     """What is fixed when a round is compiled."""
 
     widths: tuple[int, ...] = struct.field(pytree_node=False)
@@ -45,8 +44,7 @@ class RoundOptions:
     """Report log-probabilities and this many alternatives; ``None``: neither."""
 
 
-@struct.dataclass
-class RoundLog:
+class RoundLog(struct.PyTreeNode):
     """What one round did, for readers."""
 
     drafted: jax.Array  # [B] int32

@@ -10,10 +10,10 @@ from specjax.decoding.types import Stats, Window
 
 
 def empty_stats(batch: int, max_depth: int) -> Stats:
-    """All zero."""
-    zero = jnp.zeros((batch,), jnp.int32)
-    by_position = jnp.zeros((batch, max_depth), jnp.int32)
-    return Stats(zero, zero, zero, zero, by_position, by_position)
+    """All zero. Each counter has a buffer of its own, because states are donated."""
+    counters = [jnp.zeros((batch,), jnp.int32) for _ in range(4)]
+    by_position = [jnp.zeros((batch, max_depth), jnp.int32) for _ in range(2)]
+    return Stats(*counters, *by_position)
 
 
 def count_round(

@@ -36,8 +36,7 @@ class FinishReason(enum.IntEnum):
     STOP_STRING = 5  # the host found a stop string in the text
 
 
-@struct.dataclass
-class Proposal:
+class Proposal(struct.PyTreeNode):
     """What a drafter proposes: a tree of draft nodes for every row.
 
     Parents come before children and siblings stand in the order they were drawn. Only
@@ -51,8 +50,7 @@ class Proposal:
     # None for deterministic drafts, whose law is one-hot
 
 
-@struct.dataclass
-class Window:
+class Window(struct.PyTreeNode):
     """Rows for one target pass: the anchor and the draft nodes, or a prefill chunk.
 
     Row 0 sits at the position the target's state has reached; a row at depth ``d``
@@ -76,8 +74,7 @@ class Window:
         return self.positions - self.positions[:, :1]
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """What the target says about a window.
 
     ``pending`` is what the window would add to the target's state. Every leaf of it,
@@ -90,8 +87,7 @@ class Verdict:
     bad: jax.Array  # [B, W] bool: not finite here or in an ancestor
 
 
-@struct.dataclass
-class Acceptance:
+class Acceptance(struct.PyTreeNode):
     """The accepted path: window rows, and the token that follows each of them.
 
     ``tokens[b, j]`` is the committed token after window row ``path[b, j]``. Beyond
@@ -109,8 +105,7 @@ class Acceptance:
         return slots[None, :] < self.num_tokens[:, None]
 
 
-@struct.dataclass
-class Sampling:
+class Sampling(struct.PyTreeNode):
     """How logits become a law, per row. A field that is ``None`` is not traced.
 
     Applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
@@ -133,16 +128,14 @@ class Sampling:
         )
 
 
-@struct.dataclass
-class Counts:
+class Counts(struct.PyTreeNode):
     """Token counts for penalties: in the prompt and in the output so far."""
 
     prompt: jax.Array  # [B, V] int32
     output: jax.Array  # [B, V] int32
 
 
-@struct.dataclass
-class Context:
+class Context(struct.PyTreeNode):
     """What a drafter may look at when it proposes."""
 
     tokens: jax.Array  # [B, T] int32, committed up to ``lengths``
@@ -162,8 +155,7 @@ class Context:
         ]
 
 
-@struct.dataclass
-class Stats:
+class Stats(struct.PyTreeNode):
     """Exact counters, for readers only: no round depends on them."""
 
     rounds: jax.Array  # [B] int32: target passes that committed something
@@ -174,8 +166,7 @@ class Stats:
     accepted_by_position: jax.Array  # [B, K] int32
 
 
-@struct.dataclass
-class DecodeState:
+class DecodeState(struct.PyTreeNode):
     """All that a run needs. Saved between calls and restored, it goes on alike."""
 
     target: Any

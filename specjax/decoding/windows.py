@@ -24,7 +24,7 @@ def draft_window(
     vocabulary, its parent stands before it, all its ancestors are valid, and it is not
     deeper than the row has room for. A row without room has no valid row at all.
     """
-    batch, nodes = proposal.tokens.shape
+    nodes = proposal.tokens.shape[1]
     index = jnp.arange(nodes, dtype=jnp.int32)
     parents_ok = (proposal.parents >= -1) & (proposal.parents < index)
     tokens_ok = (proposal.tokens >= 0) & (proposal.tokens < vocab_size)
@@ -106,7 +106,7 @@ def slice_rows(window: Window, width: int) -> Window:
 
 
 def widen(tree, width: int):
-    """Pad every leaf of a pytree of window rows (axis 1) with zeros to ``width`` rows."""
+    """Pad every leaf of a pytree with zeros to ``width`` window rows (axis 1)."""
 
     def pad(x: jax.Array) -> jax.Array:
         missing = width - x.shape[1]

@@ -16,8 +16,7 @@ from specjax.decoding.interfaces import ProposalLaw, Tap
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 
 
-@struct.dataclass
-class NGram:
+class NGram(struct.PyTreeNode):
     """Up to ``k`` tokens after the earliest longest match of ``min_n..max_n`` tokens.
 
     The text is prompt and output up to and including the anchor. No match, no drafts:
@@ -89,7 +88,7 @@ class NGram:
 def match_lengths(
     tokens: Int[Array, "B T"], lengths: Int[Array, " B"], max_n: int
 ) -> Int[Array, "B T"]:
-    """How many tokens ending at each place equal the last ones of the row, to ``max_n``.
+    """How many tokens ending at each place equal the row's last ones, to ``max_n``.
 
     The row's own end does not count (nothing follows it), nor does what lies beyond.
     """

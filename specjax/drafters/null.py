@@ -11,9 +11,8 @@ from specjax.decoding.interfaces import ProposalLaw, Tap
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 
 
-@struct.dataclass
-class NullDrafter:
-    """No nodes, ever. The baseline has the same kernels, the same loop, the same laws."""
+class NullDrafter(struct.PyTreeNode):
+    """No nodes, ever: the baseline has the same kernels, loop and laws."""
 
     name = "none"
     taps: tuple[Tap, ...] = struct.field(pytree_node=False, default=())

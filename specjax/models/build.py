@@ -8,7 +8,7 @@ they are stored as is the weight type's.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,9 +36,10 @@ class WeightType(enum.StrEnum):
     @property
     def vector(self) -> jnp.dtype:
         """The dtype of norm gains, gates and biases: never less than float32."""
-        return jnp.promote_types(self.dense, jnp.float32)
+        return np.promote_types(self.dense, np.float32)
 
 
+@runtime_checkable
 class TensorReader(Protocol):
     """A source of named tensors."""
 
@@ -70,7 +71,7 @@ class Builder:
         self, name: str, outputs: int, inputs: int, *, bias: bool, axes: Axes
     ) -> Linear:
         """A linear layer from ``name`` + ``.weight`` (and ``.bias``)."""
-        weight = self._reader.read(f"{name}.weight", (outputs, inputs))
+        weight = jnp.asarray(self._reader.read(f"{name}.weight", (outputs, inputs)))
         offset = self.vector(f"{name}.bias", outputs) if bias else None
         return self._typed(Linear(weight=weight, bias=offset, axes=axes))
 

@@ -19,8 +19,7 @@ from specjax.models.mixers.base import RotaryTables
 from specjax.models.norms import RMSNorm
 
 
-@struct.dataclass
-class Block:
+class Block(struct.PyTreeNode):
     """``x += mixer(norm x)``, then ``x += feedforward(norm x)``."""
 
     mixer_norm: RMSNorm
@@ -29,16 +28,14 @@ class Block:
     feedforward: Any
 
 
-@struct.dataclass
-class CommittedState:
+class CommittedState(struct.PyTreeNode):
     """What the decoder remembers: one state a block, and how many tokens they hold."""
 
     blocks: tuple[Any, ...]
     lengths: jax.Array  # [B] int32
 
 
-@struct.dataclass
-class Decoder:
+class Decoder(struct.PyTreeNode):
     """Parameters and configuration; the methods are the ``Target`` protocol.
 
     The residual stream and everything outside the products is float32 (float64 for
@@ -71,9 +68,7 @@ class Decoder:
         taps: Sequence[Tap] = (),
         logits: Literal["all", "none"] = "all",
     ) -> Verdict:
-        """One pass over the window. Tap ``i`` is the residual stream after ``i`` blocks,
-        ``"final"`` the output of the last norm.
-        """
+        """One pass over the window; a tap is what ``interfaces.Tap`` says."""
         wide = pad_rows(window, self._rows_needed(window.tokens.shape[0]))
         x = self._embed(wide)
         tables = self._rotary_tables(wide.positions, x.dtype)
@@ -94,14 +89,13 @@ class Decoder:
         rows = self.head(final) if logits == "all" else None
         finite = jnp.all(jnp.isfinite(final if rows is None else rows), axis=-1)
         bad = spread_bad(~finite, wide.ancestors)
-        width = window.width
-        cut = lambda tree: jax.tree.map(lambda leaf: leaf[:, :width], tree)  # noqa: E731
-        return Verdict(
-            logits=cut(rows),
-            features=cut({tap: seen[tap] for tap in taps}),
-            pending=cut(tuple(pending)),
-            bad=cut(bad),
+        verdict = Verdict(
+            logits=rows,
+            features={tap: seen[tap] for tap in taps},
+            pending=tuple(pending),
+            bad=bad,
         )
+        return jax.tree.map(lambda leaf: leaf[:, : window.width], verdict)
 
     def commit(
         self, state: CommittedState, pending: Any, acceptance: Acceptance

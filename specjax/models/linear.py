@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int8
 
 from specjax.models.axes import Axes
 
 
-@struct.dataclass
-class Linear:
+class Linear(struct.PyTreeNode):
     """``y = x W^T + b``, with ``W`` float, or int8 with one float32 scale an output.
 
     An int8 weight meets activations that are rounded to int8 with one scale a row
@@ -49,7 +49,7 @@ def accumulator(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype that products of ``dtype`` are summed and returned in."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
-    return jnp.promote_types(dtype, jnp.float32)
+    return np.promote_types(dtype, np.float32)
 
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:

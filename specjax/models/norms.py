@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
 
-@struct.dataclass
-class RMSNorm:
+class RMSNorm(struct.PyTreeNode):
     """``weight * x / rms(x)`` over the last axis, in at least float32."""
 
     weight: jax.Array  # [n]
@@ -17,6 +17,6 @@ class RMSNorm:
 
     def __call__(self, x: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
         """Normalise each row."""
-        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        x = x.astype(np.promote_types(x.dtype, np.float32))
         mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
         return x * jax.lax.rsqrt(mean_square + self.eps) * self.weight.astype(x.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -46,7 +45,7 @@ class Rope:
     def tables(
         self, positions: Int[Array, "B W"], dtype: jnp.dtype
     ) -> tuple[Float[Array, "B W half"], Float[Array, "B W half"]]:
-        """Cosines and sines for the rows of a window, worked out once for all blocks."""
+        """Cosines and sines for a window's rows, worked out once for all blocks."""
         frequencies = jnp.asarray(self.frequencies(), dtype)
         angles = positions.astype(dtype)[:, :, None] * frequencies
         return jnp.cos(angles), jnp.sin(angles)

@@ -57,9 +57,7 @@ class Fields:
         value = self._raw.get(name)
         value = default if value is None else value
         if value != wanted:
-            raise self.error(
-                name, f"{value!r} is not implemented (only {wanted!r} is)"
-            )
+            raise self.error(name, f"{value!r} is not implemented (only {wanted!r} is)")
 
     def refuse(self, name: str, what: str) -> None:
         """A field that must be absent or null, because it changes the maths."""

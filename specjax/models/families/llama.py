@@ -81,31 +81,37 @@ def rope(fields: Fields, dims: int) -> Rope:
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the family's checkpoint layout."""
-    embedding = make.embedding(
-        "model.embed_tokens", config.vocab_size, config.hidden_size
-    )
     blocks = tuple(
         _block(f"model.layers.{i}", config, block, make)
         for i, block in enumerate(config.blocks)
     )
-    norm = make.norm("model.norm", config.hidden_size, config.norm_eps)
+    return assemble(config, blocks, make)
+
+
+def assemble(
+    config: DecoderConfig, blocks: tuple[Block, ...], make: Builder
+) -> Decoder:
+    """Embedding, last norm and head around the blocks."""
+    vocab, hidden = config.vocab_size, config.hidden_size
+    embedding = make.embedding("model.embed_tokens", vocab, hidden)
     if config.tied:
         head = make.tied_head(embedding)
     else:
-        head = make.linear(
-            "lm_head",
-            config.vocab_size,
-            config.hidden_size,
-            bias=False,
-            axes=(VOCAB, EMBED),
-        )
+        head = make.linear("lm_head", vocab, hidden, bias=False, axes=(VOCAB, EMBED))
     return Decoder(
-        config=config, embedding=embedding, blocks=blocks, norm=norm, head=head
+        config=config,
+        embedding=embedding,
+        blocks=blocks,
+        norm=make.norm("model.norm", hidden, config.norm_eps),
+        head=head,
     )
 
 
-def _block(name: str, config: DecoderConfig, block: BlockConfig, make: Builder) -> Block:
+def _block(
+    name: str, config: DecoderConfig, block: BlockConfig, make: Builder
+) -> Block:
     hidden, eps = config.hidden_size, config.norm_eps
+    assert isinstance(block.mixer, AttentionConfig)
     return Block(
         mixer_norm=make.norm(f"{name}.input_layernorm", hidden, eps),
         mixer=attention(f"{name}.self_attn", hidden, block.mixer, make),
@@ -138,7 +144,9 @@ def attention(
     )
 
 
-def gated_mlp(name: str, hidden: int, config: GatedMLPConfig, make: Builder) -> GatedMLP:
+def gated_mlp(
+    name: str, hidden: int, config: GatedMLPConfig, make: Builder
+) -> GatedMLP:
     """The three projections of a gated MLP."""
     wide, narrow = (MLP, EMBED), (EMBED, MLP)
     size, bias = config.size, config.bias

@@ -10,8 +10,7 @@ from specjax.models.config import GatedMLPConfig
 from specjax.models.linear import Linear
 
 
-@struct.dataclass
-class GatedMLP:
+class GatedMLP(struct.PyTreeNode):
     """``down(silu(gate x) * up x)``."""
 
     config: GatedMLPConfig = struct.field(pytree_node=False)

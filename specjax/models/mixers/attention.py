@@ -16,8 +16,7 @@ from specjax.models.mixers.base import RotaryTables
 from specjax.models.rope import Rope, rotate
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """Keys and values of the committed tokens. Rejected ones are never in it.
 
     What lies in slots from the row's length on is never read.
@@ -29,16 +28,14 @@ class KVCache:
     axes = (BATCH, KV_HEADS, TIME, HEAD_DIM)
 
 
-@struct.dataclass
-class WindowKV:
+class WindowKV(struct.PyTreeNode):
     """Keys and values of a window's rows: what attention would commit."""
 
     k: jax.Array  # [B, W, H, D]
     v: jax.Array  # [B, W, H, D]
 
 
-@struct.dataclass
-class Attention:
+class Attention(struct.PyTreeNode):
     """Projections to queries, keys and values, rotary positions, softmax attention."""
 
     config: AttentionConfig = struct.field(pytree_node=False)
@@ -112,9 +109,7 @@ class Attention:
         """The cache with zeros in every slot that holds no committed token."""
         slots = jnp.arange(state.k.shape[2], dtype=jnp.int32)
         held = (slots < lengths[:, None])[:, None, :, None]
-        return jax.tree.map(
-            lambda x: jnp.where(held, x, jnp.zeros((), x.dtype)), state
-        )
+        return jax.tree.map(lambda x: jnp.where(held, x, jnp.zeros((), x.dtype)), state)
 
 
 def sound_rows(pending: WindowKV, window: Window) -> WindowKV:

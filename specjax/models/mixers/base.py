@@ -10,8 +10,7 @@ from flax import struct
 from specjax.decoding.types import Acceptance, Window
 
 
-@struct.dataclass
-class RotaryTables:
+class RotaryTables(struct.PyTreeNode):
     """Cosines and sines of a window's positions, shared by all blocks."""
 
     cos: jax.Array  # [B, W, half]

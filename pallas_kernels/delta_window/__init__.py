@@ -1,0 +1,1 @@
+"""Gated delta windows: outputs without writing the state, and commit of a path."""

@@ -1,0 +1,194 @@
+"""Target, drafter and rule put together: checked once, then run.
+
+An ``Engine`` holds no state of a run. ``start`` makes a ``DecodeState``, ``prefill``
+and ``rounds`` take one and return another, ``generate`` and ``stream`` do all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
+from specjax.decoding.loop import LoopLog, prefill_chunk, run_rounds
+from specjax.decoding.requests import (
+    Request,
+    RequestError,
+    check_ids,
+    counts_of,
+    limits_of,
+    sampling_of,
+)
+from specjax.decoding.round import RoundOptions
+from specjax.decoding.stats import empty_stats
+from specjax.decoding.types import NO_TOKEN, DecodeState
+
+CAPACITY_STEP = 128
+"""Capacities are rounded up to a multiple of this, so that few shapes are compiled."""
+
+
+class PairError(ValueError):
+    """A target, drafter and rule that do not go together."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How to run, as against what to run."""
+
+    max_capacity: int | None = None
+    """Most tokens of a row, prompt included; ``None``: whatever a request needs."""
+    eos_ids: tuple[int, ...] = ()
+    prefill_width: int = 64
+    rounds_per_call: int = 16
+    """Rounds between two looks of the host: streaming is as fine as this."""
+    widths: tuple[int, ...] | None = None
+    """Window widths to compile; ``None``: see ``default_widths``."""
+    top_logprobs: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A target, a drafter and a rule that fit together."""
+
+    target: Target
+    drafter: Drafter
+    rule: AcceptanceRule
+    options: EngineOptions = EngineOptions()
+
+    def __post_init__(self) -> None:
+        check_pair(self.target, self.drafter, self.rule)
+        check_options(self.target, self.drafter, self.options)
+
+    def start(self, requests: Sequence[Request]) -> DecodeState:
+        """The state before the first pass: prompts in place, nothing in the target."""
+        vocab = self.target.vocab_size
+        if not requests:
+            raise RequestError("no requests: give at least one")
+        check_ids(requests, vocab)
+        capacity = self._capacity(requests)
+        limits, reasons = limits_of(requests, self.options.max_capacity or capacity)
+        batch = len(requests)
+        prompts = np.array([len(r.prompt_ids) for r in requests], np.int32)
+        tokens = np.full((batch, capacity), NO_TOKEN, np.int32)
+        for row, request in enumerate(requests):
+            tokens[row, : prompts[row]] = request.prompt_ids
+        done = limits <= prompts
+        sampling = sampling_of(requests, vocab)
+        # copies: the state is donated, so its buffers must be its own
+        return DecodeState(
+            target=self.target.init(batch, capacity),
+            drafter=self.drafter.init(batch, capacity),
+            tokens=jnp.array(tokens),
+            lengths=jnp.array(prompts),
+            prompt_lengths=jnp.array(prompts),
+            limits=jnp.array(limits),
+            limit_reasons=jnp.array(reasons),
+            done=jnp.array(done),
+            finish_reason=jnp.array(np.where(done, reasons, 0).astype(np.int32)),
+            seeds=jnp.array([r.seed for r in requests], jnp.uint32),
+            sampling=sampling,
+            counts=counts_of(requests, sampling, vocab),
+            stats=empty_stats(batch, self.drafter.max_depth),
+        )
+
+    def prefill(self, state: DecodeState) -> DecodeState:
+        """Commit every prompt but its last token. Consumes the state."""
+        longest = int(jnp.max(state.prompt_lengths)) - 1
+        width = self.options.prefill_width
+        for start in range(0, longest, width):
+            state = prefill_chunk(
+                self.target, self.drafter, state, jnp.int32(start), width=width
+            )
+        return state
+
+    def rounds(self, state: DecodeState) -> tuple[DecodeState, LoopLog]:
+        """The next rounds, at most ``rounds_per_call``. Consumes the state."""
+        return run_rounds(
+            self.target,
+            self.drafter,
+            self.rule,
+            state,
+            options=self.round_options,
+            max_rounds=self.options.rounds_per_call,
+        )
+
+    @property
+    def round_options(self) -> RoundOptions:
+        """What the rounds are compiled for."""
+        widths = self.options.widths or default_widths(self.drafter.max_nodes)
+        return RoundOptions(
+            widths=widths,
+            eos_ids=self.options.eos_ids,
+            top_logprobs=self.options.top_logprobs,
+        )
+
+    def _capacity(self, requests: Sequence[Request]) -> int:
+        limit = self.options.max_capacity
+        wanted = []
+        for request in requests:
+            if request.max_tokens is None and limit is None:
+                raise RequestError(
+                    "max_tokens is None and the engine has no max_capacity: "
+                    "set one of them, or the run has no end"
+                )
+            prompt = len(request.prompt_ids)
+            budget = request.max_tokens
+            wanted.append(limit if budget is None else prompt + budget)
+        most = max(wanted) if limit is None else min(max(wanted), limit)
+        return -(-most // CAPACITY_STEP) * CAPACITY_STEP
+
+
+def default_widths(max_nodes: int) -> tuple[int, ...]:
+    """A plain step, the full window, and one between where the window is wide."""
+    full = max_nodes + 1
+    middle = (full // 2,) if full > 8 else ()
+    return tuple(sorted({1, *middle, full}))
+
+
+def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
+    """Refuse a drafter that the rule is not exact for, or of another vocabulary."""
+    if drafter.law not in rule.takes:
+        takes = ", ".join(sorted(law.value for law in rule.takes))
+        raise PairError(
+            f"rule {_name(rule)} takes {takes} proposals, but drafter {_name(drafter)} "
+            f"makes {drafter.law.value} ones: its output would not be the target's"
+        )
+    vocab = getattr(drafter, "vocab_size", None)
+    if vocab is not None and vocab != target.vocab_size:
+        raise PairError(
+            f"drafter {_name(drafter)} has a vocabulary of {vocab}, the target of "
+            f"{target.vocab_size}: they must share their token ids"
+        )
+
+
+def check_options(target: Target, drafter: Drafter, options: EngineOptions) -> None:
+    """Refuse options that no run could honour."""
+    for eos in options.eos_ids:
+        if not 0 <= eos < target.vocab_size:
+            raise PairError(
+                f"eos id {eos} is outside the vocabulary of {target.vocab_size}"
+            )
+    capacity = options.max_capacity
+    if capacity is not None and drafter.max_depth >= capacity:
+        raise PairError(
+            f"k = {drafter.max_depth} drafts do not fit a capacity of {capacity} tokens"
+        )
+    if options.prefill_width < 1 or options.rounds_per_call < 1:
+        raise PairError("prefill_width and rounds_per_call must be at least 1")
+    widths = options.widths
+    if widths is None:
+        return
+    if list(widths) != sorted(set(widths)) or widths[0] < 1:
+        raise PairError(f"widths = {widths}: they must ascend from 1 or more")
+    if widths[-1] != drafter.max_nodes + 1:
+        raise PairError(
+            f"widths = {widths}: the last must be max_nodes + 1 = "
+            f"{drafter.max_nodes + 1}, the widest window there is"
+        )
+
+
+def _name(part: object) -> str:
+    return getattr(part, "name", type(part).__name__)

@@ -1,0 +1,171 @@
+"""Tiny random targets for tests: a Llama, and a hybrid with recurrent blocks.
+
+Their parameters are named tensors in a Hugging Face layout, so that the independent
+reference (``specjax.testing.reference``) reads the same numbers without this code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import numpy as np
+
+from specjax.models.axes import EMBED, HEADS
+from specjax.models.build import Builder, WeightType
+from specjax.models.config import DecoderConfig, GatedDeltaConfig
+from specjax.models.decoder import Block, Decoder
+from specjax.models.families import llama
+from specjax.models.families.fields import Fields
+from specjax.models.mixers.gated_delta import GatedDelta
+
+TOY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+
+TOY_HYBRID: dict[str, Any] = TOY_LLAMA | {
+    "model_type": "toy_hybrid",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    """A random target, and the configuration and tensors it was built from."""
+
+    decoder: Decoder
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+
+class RandomReader:
+    """Makes every tensor that is asked for, from the seed and the tensor's name."""
+
+    def __init__(self, seed: int, scale: float = 1.0) -> None:
+        self.tensors: dict[str, np.ndarray] = {}
+        self._seed = seed
+        self._scale = scale
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor whose gains, gates and projections have the size real ones have."""
+        generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        normal = generator.standard_normal(shape)
+        if "norm" in name:
+            tensor = 1.0 + 0.2 * normal
+        elif name.endswith(("A_log", "dt_bias")):
+            tensor = 0.5 * normal
+        elif name.endswith("embed_tokens.weight"):
+            tensor = self._scale * normal
+        else:
+            tensor = self._scale * normal / np.sqrt(shape[-1])
+        self.tensors[name] = tensor.astype(np.float32)
+        return self.tensors[name]
+
+
+def toy_llama(
+    seed: int = 0, weights: WeightType = WeightType.FLOAT32, **changes: Any
+) -> Toy:
+    """A two-block Llama with grouped-query attention and a tied head."""
+    raw = TOY_LLAMA | changes
+    reader = RandomReader(seed)
+    decoder = llama.build(llama.config(raw), Builder(reader, weights))
+    return Toy(decoder, raw, reader.tensors)
+
+
+def toy_hybrid(
+    seed: int = 0, weights: WeightType = WeightType.FLOAT32, **changes: Any
+) -> Toy:
+    """Gated delta net, attention, gated delta net; an output head of its own."""
+    raw = TOY_HYBRID | changes
+    reader = RandomReader(seed)
+    decoder = _build_hybrid(_hybrid_config(raw), Builder(reader, weights))
+    return Toy(decoder, raw, reader.tensors)
+
+
+def _hybrid_config(raw: dict[str, Any]) -> DecoderConfig:
+    base = llama.config(raw)
+    fields = Fields(raw, "toy_hybrid")
+    delta = GatedDeltaConfig(
+        num_key_heads=fields.integer("linear_num_key_heads"),
+        num_value_heads=fields.integer("linear_num_value_heads"),
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        conv_width=fields.integer("linear_conv_kernel_dim"),
+        norm_eps=base.norm_eps,
+    )
+    blocks = tuple(
+        dataclasses.replace(block, mixer=delta) if kind == "linear_attention" else block
+        for block, kind in zip(base.blocks, raw["layer_types"], strict=True)
+    )
+    return dataclasses.replace(base, family="toy_hybrid", blocks=blocks)
+
+
+def _build_hybrid(config: DecoderConfig, make: Builder) -> Decoder:
+    """The llama layout with ``linear_attn.*`` in the recurrent blocks."""
+    hidden, eps = config.hidden_size, config.norm_eps
+    blocks = []
+    for i, block in enumerate(config.blocks):
+        name = f"model.layers.{i}"
+        if isinstance(block.mixer, GatedDeltaConfig):
+            mixer = gated_delta(f"{name}.linear_attn", hidden, block.mixer, make)
+        else:
+            mixer = llama.attention(f"{name}.self_attn", hidden, block.mixer, make)
+        blocks.append(
+            Block(
+                mixer_norm=make.norm(f"{name}.input_layernorm", hidden, eps),
+                mixer=mixer,
+                feedforward_norm=make.norm(
+                    f"{name}.post_attention_layernorm", hidden, eps
+                ),
+                feedforward=llama.gated_mlp(
+                    f"{name}.mlp", hidden, block.feedforward, make
+                ),
+            )
+        )
+    return llama.assemble(config, tuple(blocks), make)
+
+
+def gated_delta(
+    name: str, hidden: int, config: GatedDeltaConfig, make: Builder
+) -> GatedDelta:
+    """The gated delta net in Qwen3.5's tensor names (its norm centred at one)."""
+    heads = config.num_value_heads
+    values = heads * config.value_dim
+    channels = config.channels
+    wide = (HEADS, EMBED)
+
+    def linear(part: str, outputs: int, inputs: int, axes=wide):
+        return make.linear(f"{name}.{part}", outputs, inputs, bias=False, axes=axes)
+
+    taps = make.vector(f"{name}.conv1d.weight", channels, 1, config.conv_width)
+    return GatedDelta(
+        config=config,
+        qkv=linear("in_proj_qkv", channels, hidden),
+        gate=linear("in_proj_z", values, hidden),
+        beta=linear("in_proj_b", heads, hidden),
+        decay=linear("in_proj_a", heads, hidden),
+        taps=taps[:, 0],
+        log_rate=make.vector(f"{name}.A_log", heads),
+        decay_bias=make.vector(f"{name}.dt_bias", heads),
+        norm=make.norm(f"{name}.norm", config.value_dim, config.norm_eps),
+        out=linear("out_proj", hidden, values, axes=(EMBED, HEADS)),
+    )
