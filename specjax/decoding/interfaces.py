@@ -16,9 +16,12 @@ import jax
 from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 
-Tap = int | str
+Tap = int
 """Which hidden state: ``i`` is the residual stream after ``i`` blocks (0: embeddings),
-``"final"`` is the output of the last norm."""
+and ``FINAL`` is the output of the last norm."""
+
+FINAL: Tap = -1
+"""The tap behind the last norm (the residual stream before it is tap ``num_blocks``)."""
 
 
 class ProposalLaw(enum.Enum):

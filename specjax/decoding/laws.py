@@ -112,7 +112,9 @@ def warp(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
     if sampling.temperature is None:
         return greedy
     temperature = sampling.temperature[:, None]
-    scores = logits / jnp.where(temperature > 0, temperature, 1.0)
+    # measured from the top, so that a tiny temperature overflows to -inf, not to inf
+    below = logits - logits.max(axis=-1, keepdims=True)
+    scores = below / jnp.where(temperature > 0, temperature, 1.0)
     if sampling.top_k is not None:
         scores = keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None:
@@ -150,7 +152,7 @@ def keep_top_p(
 ) -> Float[Array, "B V"]:
     """Keep the fewest largest scores whose probability reaches ``p``, with all ties.
 
-    At least one token stays; ``p >= 1`` keeps everything (Holtzman et al., 1904.09751).
+    ``p`` lies in (0, 1]; 1 keeps everything (Holtzman et al., 1904.09751).
     """
     probs = jax.nn.softmax(scores, axis=-1)
 

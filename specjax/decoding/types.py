@@ -82,7 +82,7 @@ class Verdict(struct.PyTreeNode):
     """
 
     logits: jax.Array | None  # [B, W, V] float32
-    features: dict[int | str, jax.Array]  # tap -> [B, W, D]
+    features: dict[int, jax.Array]  # tap -> [B, W, D]
     pending: Any
     bad: jax.Array  # [B, W] bool: not finite here or in an ancestor
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.interfaces import Tap
+from specjax.decoding.interfaces import FINAL, Tap
 from specjax.decoding.types import Acceptance, Verdict, Window
 from specjax.decoding.windows import spread_bad
 from specjax.models.config import AttentionConfig, DecoderConfig
@@ -85,7 +85,7 @@ class Decoder(struct.PyTreeNode):
             seen[depth] = x
             pending.append(added)
         final = self.norm(x)
-        seen["final"] = final
+        seen[FINAL] = final
         rows = self.head(final) if logits == "all" else None
         finite = jnp.all(jnp.isfinite(final if rows is None else rows), axis=-1)
         bad = spread_bad(~finite, wide.ancestors)

@@ -53,7 +53,7 @@ def accumulator(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x [M, in]`` times ``weight [out, in]`` transposed, in the accumulator's dtype."""
+    """``x [M, in] @ weight [out, in]^T``, in the accumulator's dtype."""
     return jax.lax.dot_general(
         x,
         weight,

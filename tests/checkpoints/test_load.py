@@ -45,8 +45,8 @@ def test_llama_oracle():
     for tap in blocks:
         rows = verdict.features[tap][0]
         np.testing.assert_allclose(rows, wanted[tap], atol=5e-4, rtol=0)
-    final = checkpoint.decoder.verify(state, window, taps=("final",), logits="none")
-    rows = final.features["final"][0]
+    final = checkpoint.decoder.verify(state, window, taps=(FINAL,), logits="none")
+    rows = final.features[FINAL][0]
     np.testing.assert_allclose(rows, wanted[layers], atol=5e-4, rtol=0)
     assert not verdict.bad.any()
     assert checkpoint.eos_ids == (2,)
