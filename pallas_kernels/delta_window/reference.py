@@ -82,10 +82,16 @@ def delta_commit(
 def _solve(
     mix: Float[Array, "B W W H"], rhs: Float[Array, "B W H dv"]
 ) -> Float[Array, "B W H dv"]:
-    """``(I + mix)^-1 rhs`` for strictly lower triangular ``mix``, per head."""
-    width = mix.shape[1]
-    lower = jnp.eye(width, dtype=mix.dtype) + mix.transpose(0, 3, 1, 2)
-    solved = jax.lax.linalg.triangular_solve(
-        lower, rhs.transpose(0, 2, 1, 3), left_side=True, lower=True, unit_diagonal=True
-    )
-    return solved.transpose(0, 2, 1, 3)
+    """``(I + mix)^-1 rhs`` for strictly lower triangular ``mix``, row after row.
+
+    Forward substitution is as stable as the serial recurrence. (Powers of ``mix`` are
+    not: for repeated keys they grow like binomials. A library solver was seen to hang
+    on CPU when two of its calls ran at once.)
+    """
+
+    def eliminate(row: jax.Array, solved: jax.Array) -> jax.Array:
+        weights = jax.lax.dynamic_index_in_dim(mix, row, axis=1, keepdims=False)
+        above = jnp.einsum("bsh,bshv->bhv", weights, solved)
+        return solved.at[:, row].add(-above)
+
+    return jax.lax.fori_loop(0, mix.shape[1], eliminate, rhs)

@@ -21,7 +21,7 @@ Tap = int
 and ``FINAL`` is the output of the last norm."""
 
 FINAL: Tap = -1
-"""The tap behind the last norm (the residual stream before it is tap ``num_blocks``)."""
+"""The tap behind the last norm; the residual stream before it is tap ``num_blocks``."""
 
 
 class ProposalLaw(enum.Enum):

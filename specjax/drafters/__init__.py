@@ -1,1 +1,63 @@
-"""Drafters, one a file."""
+"""Drafters, one a file, and the registry that names them.
+
+A new drafter is one file here and one line in ``DRAFTERS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from specjax.decoding.interfaces import Drafter, Target
+from specjax.drafters.draft_model import DraftModel
+from specjax.drafters.ngram import NGram
+from specjax.drafters.null import NullDrafter
+
+__all__ = ["DRAFTERS", "DraftModel", "DrafterEntry", "DrafterOptions", "NGram"]
+__all__ += ["NullDrafter"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions:
+    """What a command line can say about a drafter; each takes what it needs."""
+
+    k: int = 5
+    """Most draft tokens a round."""
+    min_n: int = 2
+    """Shortest match of an n-gram drafter."""
+    max_n: int = 3
+    """Longest match of an n-gram drafter."""
+    model: Target | None = None
+    """The loaded draft model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterEntry:
+    """A drafter by name."""
+
+    build: Callable[[DrafterOptions], Drafter]
+    summary: str
+    drafts: bool = True
+    """Whether it proposes anything, so that ``k`` means something."""
+    needs_model: bool = False
+    """Whether ``DrafterOptions.model`` must be given."""
+
+
+def _draft_model(options: DrafterOptions) -> Drafter:
+    if options.model is None:
+        raise ValueError("a draft model is needed: load one and give it as model")
+    return DraftModel(options.model, options.k)
+
+
+DRAFTERS: dict[str, DrafterEntry] = {
+    "none": DrafterEntry(
+        lambda o: NullDrafter(), "nothing: plain decoding", drafts=False
+    ),
+    "ngram": DrafterEntry(
+        lambda o: NGram(o.k, o.min_n, o.max_n), "what followed the same words before"
+    ),
+    "draft-model": DrafterEntry(
+        _draft_model, "a smaller model with the same tokenizer", needs_model=True
+    ),
+}
+"""By name."""
