@@ -45,4 +45,5 @@ def progress_bar() -> Iterator[Progress]:
     try:
         yield report
     finally:
-        bar.stop()
+        if tasks:  # a bar that was never drawn would leave an empty line
+            bar.stop()

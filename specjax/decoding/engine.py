@@ -40,6 +40,9 @@ class EngineOptions:
 
     max_capacity: int | None = None
     """Most tokens of a row, prompt included; ``None``: whatever a request needs."""
+    capacity_at_least: int = 0
+    """Room to allocate even if the requests need less: runs whose sizes would differ
+    then share one compiled shape."""
     eos_ids: tuple[int, ...] = ()
     prefill_width: int = 64
     rounds_per_call: int = 16
@@ -138,6 +141,7 @@ class Engine:
             budget = request.max_tokens
             wanted.append(limit if budget is None else prompt + budget)
         most = max(wanted) if limit is None else min(max(wanted), limit)
+        most = max(most, self.options.capacity_at_least)
         return -(-most // CAPACITY_STEP) * CAPACITY_STEP
 
 

@@ -1,0 +1,94 @@
+"""One run, timed; and several arms over the same requests, interleaved."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import Completion, Generation
+from specjax.decoding.requests import Request
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What came out, and how long it took on the wall."""
+
+    completion: Completion
+    prefill_seconds: float
+    seconds: float
+    """Of decoding: prefill is apart."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were generated."""
+        return len(self.completion.ids)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of decoding; 0 where nothing was generated."""
+        return self.tokens / self.seconds if self.tokens else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One way to decode that is compared with others."""
+
+    drafter: str
+    k: int
+    engine: Engine
+
+    @property
+    def name(self) -> str:
+        """For tables: ``"ngram k=8"``."""
+        return f"{self.drafter} k={self.k}" if self.k else "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """All arms on one request: ``runs[i]`` is arm ``i``'s."""
+
+    request: int
+    repeat: int
+    runs: tuple[Run, ...]
+
+
+def run(engine: Engine, request: Request) -> Run:
+    """Generate to the end, alone in its batch."""
+    generation = Generation(engine, [request])
+    for _ in generation:
+        pass
+    times = generation.times
+    return Run(generation.completions[0], times.prefill, times.decode)
+
+
+def warm_up(engines: Sequence[Engine], request: Request) -> None:
+    """Compile all that such requests need, by a round after the first two tokens.
+
+    Engines must have a ``capacity_at_least``, or other shapes are compiled. Two are
+    compiled at a time: XLA's compiler uses one core.
+    """
+    start = tuple(request.prompt_ids[:2])
+    short = dataclasses.replace(request, prompt_ids=start, max_tokens=1, stop=())
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        for done in [pool.submit(run, engine, short) for engine in engines]:
+            done.result()
+
+
+def interleaved(
+    arms: Sequence[Arm], requests: Sequence[Request], repeats: int = 1
+) -> Iterator[Trial]:
+    """Every arm on every request, one request at a time.
+
+    The order of the arms turns from trial to trial, so that none is always first and
+    a machine that gets slower in between slows all of them.
+    """
+    for repeat in range(repeats):
+        for index, request in enumerate(requests):
+            runs: dict[int, Run] = {}
+            for place in range(len(arms)):
+                arm = (place + index + repeat) % len(arms)
+                runs[arm] = run(arms[arm].engine, request)
+            ordered = tuple(runs[arm] for arm in range(len(arms)))
+            yield Trial(index, repeat, ordered)

@@ -1,0 +1,205 @@
+"""``specjax bench``: plain decoding beside every drafter and k, on many prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TextIO
+
+from rich.text import Text
+
+from specjax.acceptance import RULES, default_rule
+from specjax.analysis.bench import Session
+from specjax.analysis.identity import NEAR_TIE
+from specjax.analysis.records import Record, Setting
+from specjax.analysis.runs import Arm
+from specjax.analysis.summary import by_kind
+from specjax.checkpoints import Checkpoint, prompt_ids
+from specjax.cli import options as o
+from specjax.cli.console import stdout, steps
+from specjax.cli.engines import make_arm, needs_tokenizer
+from specjax.cli.errors import UsageError
+from specjax.cli.tables import LEGEND, summary_table
+from specjax.decoding.requests import Request
+from specjax.drafters import DRAFTERS
+from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Compare plain decoding with every drafter and k, prompt by prompt.
+
+    All arms run on a prompt before the next one, in turning order, at batch 1; every
+    arm is compiled before anything is timed. At the end: a table for each kind of
+    prompt and over all. Exit status 1: ids that should be plain decoding's are not.
+
+    Example: `specjax bench --drafters ngram --k 2 5 8 --per-kind 2 --json out.jsonl`
+    """
+
+    model: o.Model = "smollm2-135m"
+    """The target: a name of `specjax zoo`, a folder, a .gguf file or a hub id."""
+    dtype: o.DType = "float32"
+    """What the weights are stored as."""
+    drafters: o.Names = ("ngram",)
+    """Drafters to compare with plain decoding: see `specjax generate --help`."""
+    k: o.Numbers = (5,)
+    """Most draft tokens a round; each drafter runs with each."""
+    ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
+    draft: o.DraftModelOptions = field(default_factory=o.DraftModelOptions)
+    temperature: float = 0.0
+    """0: greedy. Above 0: sampled, and still the same tokens as plain sampling."""
+    seed: int = 0
+    """Of the sampling."""
+    prompts: o.PromptsFile = None
+    """JSON lines: {"prompt": "..."} or {"turns": ["..."]}, and if you like "kind"."""
+    kinds: o.Names = KINDS
+    """Kinds of bundled prompts to use."""
+    per_kind: o.PerKind = None
+    """Bundled prompts of each kind."""
+    max_tokens: int = 128
+    """Tokens to decode of each prompt."""
+    ignore_eos: bool = False
+    """Decode all of them, whatever ids come."""
+    repeats: int = 1
+    """Times that every prompt is decoded by every arm."""
+    json: o.OptionalFile = None
+    """Append one line of JSON for each run to this file."""
+    report: o.Debug = field(default_factory=o.Debug)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Check, load, compile, calibrate, run, summarise."""
+        self._check()
+        prompts = self._prompts()
+        with _appending(self.json) as out:
+            checkpoint = o.load_model("--model", self.model, self.dtype)
+            requests = self._requests(checkpoint, prompts)
+            arms = self._arms(checkpoint, requests)
+            session = Session(self._setting(checkpoint, arguments), arms, requests)
+            total = 1 + len(arms) + len(requests) * self.repeats
+            records: list[Record] = []
+            with steps(total) as step:
+                for entry in session.run(step, prompts, self.repeats):
+                    records.append(entry)
+                    if out is not None:
+                        print(entry.as_line(), file=out, flush=True)
+        return report(records, self.dtype)
+
+    def _check(self) -> None:
+        """What can be said before anything is loaded."""
+        o.one_of("--dtype", self.dtype, o.DTYPES)
+        for drafter in self._named(self.drafters, "--drafters"):
+            for k in self._named(self.k, "--k"):
+                o.check_drafter(drafter, k, self.ngram, self.draft.draft_model)
+        sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
+        o.build_request([0], sampling, self.max_tokens)
+        o.at_least("--max-tokens", self.max_tokens, 1)
+        o.at_least("--repeats", self.repeats, 1)
+        if self.prompts is not None and self.per_kind is not None:
+            raise UsageError("--per-kind counts bundled prompts: leave out --prompts")
+
+    @staticmethod
+    def _named(values: tuple, option: str) -> tuple:
+        if not values:
+            raise UsageError(f"{option} is empty: give at least one")
+        return values
+
+    def _prompts(self) -> list[Prompt]:
+        try:
+            if self.prompts is not None:
+                return read_jsonl(self.prompts)
+            for kind in self._named(self.kinds, "--kinds"):
+                o.one_of("--kinds", kind, KINDS)
+            return bundled_prompts(self.kinds, self.per_kind)
+        except UsageError:
+            raise
+        except ValueError as error:
+            option = "--per-kind" if self.prompts is None else "--prompts"
+            raise UsageError(f"{option}: {error}") from error
+
+    def _requests(self, checkpoint: Checkpoint, prompts: list[Prompt]) -> list[Request]:
+        tokenizer = needs_tokenizer(checkpoint, self.model)
+        sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
+        requests = []
+        for prompt in prompts:
+            ids = prompt_ids(prompt, tokenizer)
+            o.check_prompt(f"prompt {prompt.id}", len(ids), None, checkpoint)
+            requests.append(o.build_request(ids, sampling, self.max_tokens))
+        return requests
+
+    def _arms(self, checkpoint: Checkpoint, requests: list[Request]) -> list[Arm]:
+        """Plain decoding first."""
+        draft = None
+        if self.draft.draft_model is not None:
+            draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
+        pairs = [("none", 0)]
+        pairs += [(d, k) for d in self.drafters if DRAFTERS[d].drafts for k in self.k]
+        longest = max(len(request.prompt_ids) for request in requests)
+        rule = RULES[default_rule(self.temperature)].build()
+        return [
+            make_arm(
+                checkpoint,
+                name,
+                k,
+                rule,
+                longest=longest,
+                max_tokens=self.max_tokens,
+                eos_ids=() if self.ignore_eos else checkpoint.eos_ids,
+                ngram=self.ngram,
+                draft=draft,
+            )
+            for name, k in dict.fromkeys(pairs)
+        ]
+
+    def _setting(self, checkpoint: Checkpoint, arguments: Sequence[str]) -> Setting:
+        return Setting(
+            model=checkpoint.source,
+            dtype=self.dtype,
+            rule=default_rule(self.temperature),
+            temperature=self.temperature,
+            ignore_eos=self.ignore_eos,
+            command=shlex.join(["specjax", *arguments]),
+        )
+
+
+@contextlib.contextmanager
+def _appending(path: str | None) -> Iterator[TextIO | None]:
+    """The file to write to, opened before hours are spent on what goes into it."""
+    if path is None:
+        yield None
+        return
+    with Path(path).open("a", encoding="utf-8") as file:
+        yield file
+
+
+def report(records: list[Record], dtype: str) -> int:
+    """Print the table; the exit status."""
+    console = stdout()
+    console.print(summary_table(by_kind(records)))
+    console.print()
+    console.print(LEGEND, soft_wrap=True)
+    bound = NEAR_TIE[dtype]
+    broken = 0
+    for entry in records:
+        difference = entry.first_difference
+        if difference is None:
+            continue
+        margin = difference["margin"]
+        tie = margin is not None and margin <= bound
+        broken += not tie
+        console.print(_sentence(entry, difference, tie), soft_wrap=True)
+    return 1 if broken else 0
+
+
+def _sentence(entry: Record, difference: dict, tie: bool) -> Text:
+    margin = difference["margin"]
+    by = "a missing or impossible token" if margin is None else f"margin {margin:.3g}"
+    why = "a near-tie, which rounding decides" if tie else "NOT plain decoding's tokens"
+    text = (
+        f"{entry.prompt_id}, {entry.drafter} k={entry.k}: differs from token "
+        f"{difference['position'] + 1} on ({by}): {why}"
+    )
+    return Text(text, style="yellow" if tie else "bold red")

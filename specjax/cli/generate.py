@@ -1,0 +1,228 @@
+"""``specjax generate``: one prompt, continued and shown as it comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from specjax.analysis.runs import warm_up
+from specjax.checkpoints import Checkpoint
+from specjax.cli import options as o
+from specjax.cli.console import has_colour, stderr, stdout
+from specjax.cli.engines import detokenizer, needs_tokenizer
+from specjax.cli.errors import UsageError
+from specjax.cli.stream import TextStream, logprob_table
+from specjax.decoding.engine import Engine, EngineOptions
+from specjax.decoding.generate import Completion, Generation, Times
+from specjax.drafters import DRAFTERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue a prompt; the tokens are the model's own, whatever drafts them.
+
+    The text streams to standard output, accepted drafts in green on a terminal. The
+    last line, on standard error, gives tau (tokens a target pass), alpha (accepted
+    over drafted), rounds (target passes), tokens a second and seconds of prefill.
+
+    Example: `specjax generate --prompt "def fib(n):" --drafter ngram --k 8`
+    """
+
+    prompt: o.OptionalText = None
+    """The text to continue, as it stands."""
+    prompt_file: o.OptionalFile = None
+    """A UTF-8 file that holds it; - reads standard input."""
+    chat: bool = False
+    """Put the prompt as a user's message, in the checkpoint's chat template."""
+    model: o.Model = "smollm2-135m"
+    """The target: a name of `specjax zoo`, a folder, a .gguf file or a hub id."""
+    dtype: o.DType = "float32"
+    """What the weights are stored as."""
+    drafter: o.DrafterName = "ngram"
+    """Where drafts come from; none is plain decoding."""
+    k: int = 5
+    """Most draft tokens a round."""
+    ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
+    draft: o.DraftModelOptions = field(default_factory=o.DraftModelOptions)
+    rule: o.RuleName = None
+    """How drafts are judged: by the most probable token, or by the sampled one."""
+    sampling: o.SamplingOptions = field(default_factory=o.SamplingOptions)
+    max_tokens: int = 128
+    """Most tokens to generate."""
+    capacity: o.Capacity = None
+    """Most tokens of prompt and output together."""
+    eos: o.EosIds = ()
+    """Ids that end the text."""
+    ignore_eos: bool = False
+    """Go on to --max-tokens, whatever ids come."""
+    stop: o.StopTexts = ()
+    """Texts that end the output; what matches is left out."""
+    logprobs: o.OptionalCount = None
+    """Report each token's log-probability and this many alternatives."""
+    rounds_per_call: int = 4
+    """Rounds on the device between two looks at the text: fewer stream more finely."""
+    json: bool = False
+    """Print one line: prompt_ids, ids, text, finish_reason, stats (and logprobs)."""
+    report: o.Debug = field(default_factory=o.Debug)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Generate, stream, report."""
+        self._check()
+        text = read_prompt(self.prompt, self.prompt_file)
+        checkpoint = o.load_model("--model", self.model, self.dtype)
+        tokenizer = needs_tokenizer(checkpoint, self.model)
+        ids = tokenizer.chat([text]) if self.chat else tokenizer.encode(text)
+        if not ids:
+            raise UsageError("the prompt has no tokens: give it some text")
+        engine = self._engine(checkpoint, len(ids))
+        request = o.build_request(ids, self.sampling, self.max_tokens, self.stop)
+        with stderr().status("compiling"):
+            # so that seconds are seconds of decoding
+            warm_up([engine], request)
+        console = stdout()
+        stream = TextStream(tokenizer, self.stop, colour=has_colour(console))
+        generation = Generation(engine, [request], detokenize=detokenizer(tokenizer))
+        with stderr().status("reading the prompt") as status:
+            for completions in generation:
+                if self.json:
+                    continue
+                status.stop()
+                sys.stdout.write(stream.push(completions[0]))
+                sys.stdout.flush()
+        completion = generation.completions[0]
+        if self.json:
+            print(json.dumps(self._as_json(completion, generation.times)))
+            return 0
+        print(stream.finish(completion), flush=True)
+        if completion.logprobs is not None:
+            console.print(logprob_table(completion, tokenizer))
+        self._print_stats(completion, generation.times)
+        return 0
+
+    def _check(self) -> None:
+        """What can be said before anything is loaded."""
+        o.check_drafter(self.drafter, self.k, self.ngram, self.draft.draft_model)
+        if self.draft.draft_model and not DRAFTERS[self.drafter].needs_model:
+            raise UsageError(
+                f"--draft-model does nothing with --drafter {self.drafter}: "
+                "set --drafter draft-model, or leave it out"
+            )
+        o.choose_rule(self.rule, self.sampling.temperature)
+        o.build_request([0], self.sampling, self.max_tokens, self.stop)
+        o.at_least("--rounds-per-call", self.rounds_per_call, 1)
+        if self.logprobs is not None:
+            o.at_least("--logprobs", self.logprobs, 0)
+        if self.capacity is not None:
+            o.at_least("--capacity", self.capacity, 1)
+
+    def _engine(self, checkpoint: Checkpoint, prompt: int) -> Engine:
+        draft = None
+        if self.draft.draft_model is not None:
+            draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
+        drafter = o.build_drafter(self.drafter, self.k, self.ngram, draft)
+        limit = o.check_prompt("the prompt", prompt, self.capacity, checkpoint)
+        o.check_depth(drafter, limit)
+        settings = EngineOptions(
+            max_capacity=limit,
+            capacity_at_least=min(prompt + self.max_tokens, limit or sys.maxsize),
+            eos_ids=self._eos_ids(checkpoint),
+            rounds_per_call=self.rounds_per_call,
+            top_logprobs=self._top_logprobs(checkpoint),
+        )
+        rule = o.choose_rule(self.rule, self.sampling.temperature)
+        return Engine(checkpoint.decoder, drafter, rule, settings)
+
+    def _eos_ids(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        vocab = checkpoint.decoder.vocab_size
+        for eos in self.eos:
+            if not 0 <= eos < vocab:
+                raise UsageError(
+                    f"--eos {eos} is no id of this model: give ids below {vocab}"
+                )
+        if self.ignore_eos:
+            return ()
+        return self.eos or checkpoint.eos_ids
+
+    def _top_logprobs(self, checkpoint: Checkpoint) -> int | None:
+        vocab = checkpoint.decoder.vocab_size
+        if self.logprobs is not None and self.logprobs > vocab:
+            raise UsageError(
+                f"--logprobs {self.logprobs}: the vocabulary has {vocab} tokens"
+            )
+        return self.logprobs
+
+    def _as_json(self, completion: Completion, times: Times) -> dict[str, Any]:
+        fields = {
+            "prompt_ids": list(completion.prompt_ids),
+            "ids": list(completion.ids),
+            "text": completion.text,
+            "finish_reason": completion.finish_reason.name.lower(),
+            "stats": self._stats(completion, times),
+        }
+        if completion.logprobs is not None:
+            fields["logprobs"] = [
+                {"logprob": entry.logprob, "top": [list(pair) for pair in entry.top]}
+                for entry in completion.logprobs
+            ]
+        return fields
+
+    def _stats(self, completion: Completion, times: Times) -> dict[str, Any]:
+        drafts = DRAFTERS[self.drafter].drafts
+        tokens = len(completion.ids)
+        return {
+            "drafter": self.drafter,
+            "k": self.k if drafts else 0,
+            "tokens": tokens,
+            "rounds": len(completion.rounds),
+            "drafted": completion.drafted,
+            "accepted": completion.accepted,
+            "accepted_by_position": completion.accepted_by_position(
+                self.k if drafts else 0
+            ),
+            "tau": completion.tau,
+            "alpha": completion.alpha,
+            "prefill_seconds": times.prefill,
+            "seconds": times.decode,
+            "tokens_per_second": tokens / times.decode if times.decode else 0.0,
+        }
+
+    def _print_stats(self, completion: Completion, times: Times) -> None:
+        s = self._stats(completion, times)
+        line = (
+            f"τ {s['tau']:.2f}  α {s['alpha']:.2f}  {s['rounds']} rounds  "
+            f"{s['tokens']} tokens  {s['tokens_per_second']:.1f} tokens/s  "
+            f"prefill {s['prefill_seconds']:.2f} s  "
+            f"ended by {completion.finish_reason.name.lower()}"
+        )
+        if has_colour(stdout()) and s["accepted"]:
+            line += "  (green: accepted drafts)"
+        stderr().print(line, style="dim", soft_wrap=True)
+
+
+def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """The text of one of the two options, byte for byte."""
+    if (prompt is None) == (prompt_file is None):
+        said = "neither is" if prompt is None else "both are"
+        raise UsageError(
+            f"give --prompt TEXT or --prompt-file FILE, one of them ({said} given)"
+        )
+    if prompt_file is None:
+        option, text = "--prompt", prompt or ""
+    else:
+        option = f"--prompt-file {prompt_file}"
+        stdin = prompt_file == "-"
+        data = sys.stdin.buffer.read() if stdin else Path(prompt_file).read_bytes()
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{option} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            ) from error
+    if not text:
+        raise UsageError(f"{option} is empty: give it at least one character")
+    return text

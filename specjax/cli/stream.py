@@ -1,0 +1,83 @@
+"""Text as it comes: whole characters, drafts in colour, no half stop string."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from specjax.checkpoints import StreamDecoder, Tokenizer
+from specjax.decoding.generate import Completion
+
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+
+
+class TextStream:
+    """Turns a growing ``Completion`` into the pieces to be written.
+
+    What may still become a stop string is held back. All pieces together are the
+    completion's text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, colour: bool
+    ) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._vocab_size = tokenizer.vocab_size
+        self._colour = colour
+        self._hold = max((len(text) for text in stop), default=1) - 1
+        self._taken = 0  # ids that the decoder has seen
+        self._written = 0  # characters
+        self._waiting: list[tuple[str, bool]] = []  # characters, from a draft or not
+
+    def push(self, completion: Completion) -> str:
+        """The row so far; returns what can be written now."""
+        self._take(completion)
+        # the text ends before a stop string that has been found
+        left = len(completion.text or "") - self._written
+        return self._release(min(len(self._waiting) - self._hold, left))
+
+    def finish(self, completion: Completion) -> str:
+        """The row at its end; returns the rest."""
+        self._take(completion)
+        self._waiting += [(c, False) for c in self._decoder.flush()]
+        return self._release(len(completion.text or "") - self._written)
+
+    def _take(self, completion: Completion) -> None:
+        new = completion.ids[self._taken :]
+        flags = completion.from_draft[self._taken :]
+        for index, drafted in zip(new, flags, strict=True):
+            known = [index] if index < self._vocab_size else []
+            piece = self._decoder.push(known)
+            self._waiting += [(character, drafted) for character in piece]
+        self._taken = len(completion.ids)
+
+    def _release(self, count: int) -> str:
+        count = max(0, min(count, len(self._waiting)))
+        ready, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._written += count
+        runs = itertools.groupby(ready, key=lambda pair: pair[1])
+        return "".join(
+            self._paint("".join(c for c, _ in run), drafted) for drafted, run in runs
+        )
+
+    def _paint(self, text: str, drafted: bool) -> str:
+        return f"{GREEN}{text}{RESET}" if drafted and self._colour else text
+
+
+def logprob_table(completion: Completion, tokenizer: Tokenizer) -> Table:
+    """Each token, its log-probability, and the alternatives with theirs."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("token")
+    table.add_column("log p", justify="right")
+    table.add_column("most probable", overflow="fold")
+
+    def name(index: int) -> str:
+        known = index < tokenizer.vocab_size
+        return repr(tokenizer.decode([index], special=True)) if known else f"#{index}"
+
+    for index, entry in zip(completion.ids, completion.logprobs or (), strict=True):
+        others = "  ".join(f"{name(i)} {value:.3f}" for i, value in entry.top)
+        table.add_row(name(index), f"{entry.logprob:.3f}", others)
+    return table

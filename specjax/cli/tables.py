@@ -1,0 +1,55 @@
+"""Tables of benchmark summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from specjax.analysis.summary import Summary
+
+LEGEND = """\
+k          most draft tokens a round
+τ          tokens that a pass of the model commits: all tokens over all rounds
+α          all accepted over all drafted tokens
+repeats    share of the output that completes 8 tokens seen in it before
+tokens/s   while decoding, without the reading of the prompt; median over runs
+speed-up   tokens/s over those of plain decoding on the same prompt; median, and in
+           brackets the middle half of the runs
+identical  runs whose tokens are all those of plain decoding"""
+
+
+def summary_table(summaries: Sequence[Summary]) -> Table:
+    """One line for each kind and arm, then the lines over all kinds."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kind")
+    table.add_column("drafter")
+    for name in ("k", "τ", "α", "repeats", "tokens/s", "speed-up"):
+        table.add_column(name, justify="right")
+    table.add_column("identical")
+    last = None
+    for summary in summaries:
+        if last not in (None, summary.kind):
+            table.add_row()
+        last = summary.kind
+        low, high = summary.spread
+        drafts = summary.k > 0
+        table.add_row(
+            summary.kind,
+            summary.drafter,
+            str(summary.k),
+            f"{summary.tau:.2f}",
+            f"{summary.alpha:.2f}" if drafts else "",
+            f"{summary.repetition:.2f}",
+            f"{summary.tokens_per_second:.1f}",
+            f"{summary.speedup:.2f}× [{low:.2f}, {high:.2f}]" if drafts else "",
+            _identical(summary) if drafts else "",
+        )
+    return table
+
+
+def _identical(summary: Summary) -> Text:
+    good = summary.identical == summary.records
+    text = f"{summary.identical} of {summary.records}"
+    return Text(text, style="green" if good else "bold red")
