@@ -6,6 +6,7 @@ Helpers that tests share live in specjax.testing; tests do not import each other
 import os
 from pathlib import Path
 
+import flax.struct
 import hypothesis
 import jax
 import pytest
@@ -23,6 +24,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Device 0 stays the default; the others cost nothing until a test uses them.
 if "XLA_FLAGS" not in os.environ:
     jax.config.update("jax_num_cpu_devices", 8)
+
+# JAX rebuilds pytrees with shapes, numpy arrays or None in place of their arrays, so
+# their constructors cannot be held to the annotations. Functions are.
+flax.struct.PyTreeNode.__no_type_check__ = True
 
 # No deadline: the first example of a test compiles. In CI the examples are always
 # the same, so that a red run means a change and not a draw.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from specjax.decoding.types import Counts, FinishReason, Sampling
 
@@ -85,7 +86,7 @@ def check_ids(requests: Sequence[Request], vocab_size: int) -> None:
 def sampling_of(requests: Sequence[Request], vocab_size: int) -> Sampling:
     """Arrays for the settings that some request uses; the others stay untraced."""
 
-    def column(name: str, neutral: float, dtype: jnp.dtype) -> jax.Array | None:
+    def column(name: str, neutral: int | float, dtype: DTypeLike) -> jax.Array | None:
         values = [getattr(request, name) for request in requests]
         if all(value == neutral for value in values):
             return None
