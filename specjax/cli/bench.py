@@ -14,7 +14,7 @@ from rich.text import Text
 
 from specjax.acceptance import RULES, default_rule
 from specjax.analysis.bench import Session
-from specjax.analysis.identity import NEAR_TIE
+from specjax.analysis.identity import near_tie
 from specjax.analysis.records import Record, Setting
 from specjax.analysis.runs import Arm
 from specjax.analysis.summary import by_kind
@@ -86,7 +86,7 @@ class Bench:
                     records.append(entry)
                     if out is not None:
                         print(entry.as_line(), file=out, flush=True)
-        return report(records, self.dtype)
+        return report(records, near_tie(self.dtype, self.temperature))
 
     def _check(self) -> None:
         """What can be said before anything is loaded."""
@@ -175,13 +175,12 @@ def _appending(path: str | None) -> Iterator[TextIO | None]:
         yield file
 
 
-def report(records: list[Record], dtype: str) -> int:
-    """Print the table; the exit status."""
+def report(records: list[Record], bound: float) -> int:
+    """Print the table and what differs; the exit status."""
     console = stdout()
     console.print(summary_table(by_kind(records)))
     console.print()
     console.print(LEGEND, soft_wrap=True)
-    bound = NEAR_TIE[dtype]
     broken = 0
     for entry in records:
         difference = entry.first_difference

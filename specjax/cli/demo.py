@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specjax.acceptance import RULES, default_rule
-from specjax.analysis.identity import NEAR_TIE, Identity, compare
+from specjax.analysis.identity import Identity, compare, near_tie
 from specjax.analysis.runs import Arm, Trial, interleaved, run, warm_up
 from specjax.checkpoints import Checkpoint, prompt_ids
 from specjax.cli import options as o
@@ -49,7 +49,7 @@ class Comparison:
 
     def holds(self, dtype: str) -> bool:
         """Whether no row differs; in low precision, beyond near-ties."""
-        bound = 0.0 if dtype == FLOAT32 else NEAR_TIE[dtype]
+        bound = 0.0 if dtype == FLOAT32 else near_tie(dtype)
         return all(identity.holds(bound) for identity in self.identities)
 
 
@@ -199,7 +199,7 @@ def _verdict(identity: Identity, dtype: str) -> Text:
         return Text("yes", style="green")
     margin = "" if difference.margin is None else f" ({difference.margin:.2g})"
     where = f"token {difference.position + 1}{margin}"
-    if dtype != FLOAT32 and identity.holds(NEAR_TIE[dtype]):
+    if dtype != FLOAT32 and identity.holds(near_tie(dtype)):
         return Text(f"tie, {where}", style="yellow")
     return Text(f"NO, {where}", style="bold red")
 
