@@ -1,0 +1,151 @@
+"""Reading compiled programs: does a loop copy a large array, or call the host?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(
+    r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$"
+)
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+    r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
+)
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+IN_PLACE = frozenset(
+    "parameter get-tuple-element tuple bitcast while conditional call scatter "
+    "dynamic-update-slice optimization-barrier async-start async-update async-done "
+    "opt-barrier".split()
+)
+"""Operations whose result may be the operand's own memory, or that only pass it on."""
+COPIES = frozenset("copy copy-start transpose".split())
+HOST = frozenset("infeed outfeed send recv send-done recv-done".split())
+HOST_TARGETS = ("callback", "host", "py_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a compiled program."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    op: str
+    rest: str
+    is_root: bool
+
+    @property
+    def called(self) -> list[str]:
+        """Computations that it calls."""
+        names = []
+        for one, many in _CALLED.findall(self.rest):
+            names += [one] if one else [x.strip(" %") for x in many.split(",")]
+        return names
+
+
+Program = dict[str, list[Instruction]]
+
+
+def parse(text: str) -> Program:
+    """Instructions by computation, from ``compiled.as_text()``."""
+    program: Program = {}
+    current: list[Instruction] = []
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            current = program.setdefault(found[1], [])
+        elif found := _INSTRUCTION.match(line):
+            root, name, shape, op, rest = found.groups()
+            shapes = tuple(
+                tuple(int(n) for n in dims.split(",") if n)
+                for _, dims in _SHAPE.findall(shape)
+            )
+            current.append(Instruction(name, shapes, op, rest, bool(root)))
+    return program
+
+
+def loop_instructions(program: Program, *, rare: bool = True) -> list[Instruction]:
+    """All that runs inside some loop; without ``rare``, not what a conditional does
+    whose other branch hands on what it is given.
+
+    What a fusion computes inside is not stored, so only the fusion itself is given.
+    """
+    seen: set[str] = set()
+    todo = [
+        name
+        for instructions in program.values()
+        for instruction in instructions
+        if instruction.op == "while"
+        for name in instruction.called
+    ]
+    found = []
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for instruction in program.get(name, []):
+            found.append(instruction)
+            if instruction.op == "fusion":
+                continue
+            called = instruction.called
+            if instruction.op == "conditional" and not rare:
+                called = [] if any(_idle(program, c) for c in called) else called
+            todo += called
+    return found
+
+
+def _idle(program: Program, name: str) -> bool:
+    """A computation that only hands on (copies of) what it is given."""
+    return all(
+        x.op in ("parameter", "get-tuple-element", "tuple", "copy", "bitcast")
+        for x in program.get(name, [])
+    )
+
+
+def rewrites(text: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """Instructions in a loop that write a whole array of one of these shapes anew.
+
+    Copies, in any layout or order of axes, and whatever else makes such an array
+    without updating it in place; of rare branches only the copies.
+    """
+    program = parse(text)
+    large = {tuple(sorted(shape)) for shape in shapes}
+    common = {x.name for x in loop_instructions(program, rare=False)}
+    found = []
+    for instruction in loop_instructions(program):
+        if not any(tuple(sorted(shape)) in large for shape in instruction.shapes):
+            continue
+        op = instruction.op
+        if op == "fusion":
+            op = _root_op(program, instruction)
+        if op in COPIES or (op not in IN_PLACE and instruction.name in common):
+            found.append(f"{instruction.name} ({instruction.op}, {op})")
+    return found
+
+
+def host_calls(text: str) -> list[str]:
+    """Instructions that move data to or from the host, anywhere in the program."""
+    found = []
+    for instructions in parse(text).values():
+        for instruction in instructions:
+            target = re.search(r'custom_call_target="([^"]*)"', instruction.rest)
+            calls = target is not None and any(
+                word in target[1].lower() for word in HOST_TARGETS
+            )
+            if instruction.op in HOST or calls:
+                found.append(f"{instruction.name} ({instruction.op})")
+    return found
+
+
+def _root_op(program: Program, fusion: Instruction) -> str:
+    """The operation that writes a fusion's result, seen through bitcasts."""
+    body = program.get(fusion.called[0], []) if fusion.called else []
+    by_name = {instruction.name: instruction for instruction in body}
+    root = next((x for x in body if x.is_root), None)
+    while root is not None and root.op == "bitcast":
+        operand = re.match(r"%?([\w.\-]+)", root.rest)
+        root = by_name.get(operand[1]) if operand else None
+    return "unknown" if root is None else root.op

@@ -1,0 +1,123 @@
+"""The combinations that the project holds itself to: lists for parametrised tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, partial
+from itertools import product
+
+from specjax.acceptance.coupled import Coupled
+from specjax.acceptance.greedy import Greedy
+from specjax.decoding.interfaces import AcceptanceRule, Drafter
+from specjax.drafters.draft_model import DraftModel
+from specjax.drafters.ngram import NGram
+from specjax.drafters.null import NullDrafter
+from specjax.testing.conformance.case import Case
+from specjax.testing.conformance.suite import uneven_requests
+from specjax.testing.forced import (
+    Forced,
+    accept_pattern,
+    chains_of,
+    plant,
+    trees_of,
+)
+from specjax.testing.toys import Toy, toy_hybrid, toy_llama
+
+ROUNDS = 40
+"""Rounds that a forced drafter's script lasts."""
+
+TARGETS = ("llama", "hybrid")
+DRAFTERS = ("null", "ngram", "draft-model", "chains", "trees")
+RULES = ("greedy", "coupled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One combination, by names."""
+
+    target: str
+    drafter: str
+    rule: str
+    batch: int = 3
+    k: int = 8
+
+    def __str__(self) -> str:
+        return f"{self.target}-{self.drafter}{self.k}-{self.rule}-b{self.batch}"
+
+
+EVERY_CELL = tuple(
+    Cell(target, drafter, rule, batch, k)
+    for target, drafter, rule, batch, k in product(
+        TARGETS, DRAFTERS, RULES, (1, 3), (1, 4, 8)
+    )
+    if drafter != "null" or k == 1
+)
+SOME_CELLS = tuple(
+    Cell(target, drafter, rule, k=k)
+    for target in TARGETS
+    for drafter, rule, k in (
+        ("chains", "coupled", 8),
+        ("trees", "coupled", 8),
+        ("ngram", "greedy", 4),
+        ("draft-model", "coupled", 4),
+    )
+)
+"""Few programs: a chain is planted in the arrays of a tree."""
+MORE_RUNS_CELLS = tuple(Cell(target, "trees", "coupled") for target in TARGETS)
+"""For the checks that make many runs."""
+
+
+@cache
+def toy(target: str) -> Toy:
+    """The toy target of this name, made once."""
+    return {"llama": toy_llama, "hybrid": toy_hybrid}[target]()
+
+
+@cache
+def case_of(cell: Cell) -> Case:
+    """The cell's case, made once: its checks share their runs."""
+    target = toy(cell.target)
+    rules: dict[str, AcceptanceRule] = {"greedy": Greedy(), "coupled": Coupled()}
+    fields = {
+        "target": target.decoder,
+        "rule": rules[cell.rule],
+        "requests": uneven_requests(
+            target.decoder.vocab_size,
+            sampled=cell.rule == "coupled",
+            batch=cell.batch,
+        ),
+        "toy": target,
+    }
+    if cell.drafter in ("chains", "trees"):
+        width = cell.k + 1
+        planted = partial(
+            planted_script,
+            trees=cell.drafter == "trees",
+            k=cell.k,
+            vocab_size=target.decoder.vocab_size,
+        )
+        return Case.plant(planted, widths=(width,), **fields)
+    return Case(drafter=_drafter(cell), **fields)
+
+
+def planted_script(
+    outputs: tuple[tuple[int, ...], ...], *, trees: bool, k: int, vocab_size: int
+) -> Forced:
+    """Forced proposals of at most ``k`` nodes, with every awkward accept count."""
+    shapes = trees_of(k) if trees else chains_of(k)
+    pattern = accept_pattern(ROUNDS, len(outputs), k)
+    return plant(outputs, pattern, shapes, vocab_size, nodes=max(k, _nodes(shapes)))
+
+
+def _nodes(shapes) -> int:
+    return max(len(shape.parents) for shape in shapes)
+
+
+def _drafter(cell: Cell) -> Drafter:
+    if cell.drafter == "null":
+        return NullDrafter()
+    if cell.drafter == "ngram":
+        return NGram(k=cell.k, min_n=1)
+    # another seed agrees by chance alone; the other toy, as it is smaller or larger
+    model = toy_llama(seed=5) if cell.target == "hybrid" else toy_hybrid(seed=5)
+    return DraftModel(model.decoder, k=cell.k)

@@ -1,0 +1,70 @@
+"""Contracts C1-C9 over targets, drafters, rules, batches and numbers of drafts."""
+
+import pytest
+
+from specjax.testing.conformance import (
+    OF_MORE_RUNS,
+    OF_ONE_RUN,
+    Case,
+    Unsuitable,
+    contract,
+)
+from specjax.testing.conformance.matrix import (
+    EVERY_CELL,
+    MORE_RUNS_CELLS,
+    SOME_CELLS,
+    Cell,
+    case_of,
+)
+
+
+def name(check) -> str:
+    return f"{contract(check)}-{check.__name__}"
+
+
+def holds(check, case: Case) -> None:
+    try:
+        print(check(case))
+    except Unsuitable as reason:
+        pytest.skip(str(reason))
+
+
+def made(check, cell: Cell) -> bool:
+    """Leave out what cannot be made, rather than skip it by the hundred."""
+    if check.__name__ == "draft_model_is_a_replay":
+        return cell.drafter == "draft-model"
+    return cell.batch > 1 or contract(check) != "C4"
+
+
+def pairs(cells, checks):
+    return [
+        pytest.param(check, cell, id=f"{cell}-{name(check)}")
+        for cell in cells
+        for check in checks
+        if made(check, cell)
+    ]
+
+
+@pytest.mark.parametrize(("check", "cell"), pairs(SOME_CELLS, OF_ONE_RUN))
+def test_one_run(check, cell):
+    holds(check, case_of(cell))
+
+
+@pytest.mark.parametrize(("check", "cell"), pairs(MORE_RUNS_CELLS, OF_MORE_RUNS))
+def test_more_runs(check, cell):
+    holds(check, case_of(cell))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("check", "cell"), pairs(EVERY_CELL, OF_ONE_RUN))
+def test_one_run_of_every_cell(check, cell):
+    holds(check, case_of(cell))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("check", "cell"),
+    pairs([c for c in EVERY_CELL if (c.batch, c.k) == (3, 4)], OF_MORE_RUNS),
+)
+def test_more_runs_of_cells(check, cell):
+    holds(check, case_of(cell))
