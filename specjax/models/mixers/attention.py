@@ -46,9 +46,12 @@ class Attention(struct.PyTreeNode):
 
     @property
     def cache_dtype(self) -> jnp.dtype:
-        """The cache holds what the weights are made of; float32 under int8 weights."""
+        """The weights' dtype; float32 under int8 weights, and on CPU, where XLA updates
+        a bfloat16 array by converting all of it.
+        """
         dtype = self.k.weight.dtype
-        return jnp.dtype(jnp.float32) if dtype == jnp.int8 else dtype
+        narrow = dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+        return jnp.dtype(jnp.float32) if narrow or dtype == jnp.int8 else dtype
 
     def init_state(self, batch: int, capacity: int) -> KVCache:
         """An empty cache."""
@@ -129,14 +132,24 @@ def write_path(
     acceptance: Acceptance,
     lengths: Int[Array, " B"],
 ) -> Float[Array, "B H T D"]:
-    """Scatter the path's rows into the slots from ``lengths`` on."""
-    batch, _, capacity, _ = cache.shape
+    """Write the path's rows into the slots from ``lengths`` on, and nothing else.
+
+    One slice a batch row is read, mixed and written back: XLA's CPU backend turns a
+    scatter into a loop over rows.
+    """
+    batch, heads, capacity, dim = cache.shape
     picked = jnp.take_along_axis(
         rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
-    )
-    steps = jnp.arange(acceptance.path.shape[1], dtype=jnp.int32)
-    slots = lengths[:, None] + steps
-    # an index of T is dropped; a negative one would wrap and overwrite live slots
-    slots = jnp.where(acceptance.taken, slots, capacity)
-    at = jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return cache.at[at, :, slots].set(picked, mode="drop")
+    ).transpose(0, 2, 1, 3)
+    steps = min(acceptance.path.shape[1], capacity)
+    # a slice that would cross the end is moved back by XLA; here it is moved knowingly
+    starts = jnp.minimum(lengths, capacity - steps)
+    for row in range(batch):
+        entry = starts[row] + jnp.arange(steps, dtype=jnp.int32) - lengths[row]
+        new = picked[row].at[:, entry].get(mode="clip")
+        taken = (entry >= 0) & (entry < acceptance.num_tokens[row])
+        at = (row, 0, starts[row], 0)
+        old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
+        mixed = jnp.where(taken[None, None, :, None], new[None], old)
+        cache = jax.lax.dynamic_update_slice(cache, mixed, at)
+    return cache
