@@ -18,12 +18,12 @@ CALL = 4
 
 
 def eos_ends_rows(case: Case) -> str:
-    """Two end-of-sequence ids, taken from two rows' outputs: each row ends at the first.
+    """End-of-sequence ids inside a round's path and at its end: rows end at the first.
 
-    Wherever the id stands in a round's path: inside, at its end, or beyond it.
+    What was accepted behind such an id falls away.
     """
     truth = case.plain.outputs
-    ids = eos_of(truth)
+    ids, inside = eos_of(case.trace)
     ended = case.but(eos_ids=ids)
     wanted = [until(output, ids) for output in truth]
     reasons = [
@@ -32,16 +32,40 @@ def eos_ends_rows(case: Case) -> str:
     ]
     expect(ended.trace, wanted, reasons, f"end-of-sequence ids {ids}")
     stopped = sum(reason is FinishReason.STOP for reason in reasons)
-    return f"ids {ids}, {stopped} of {case.batch} rows stopped"
+    told = "one of them" if inside else "none of them"
+    return f"ids {ids}, {told} inside a round, {stopped} of {case.batch} rows stopped"
 
 
-def eos_of(outputs: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Two ids that stand well inside two of the outputs."""
-    longest = sorted(outputs, key=len, reverse=True)
-    if len(longest[0]) < 4:
+def eos_of(trace: Trace) -> tuple[tuple[int, int], bool]:
+    """Two ids that end rows, the first inside a round if any round accepted a draft."""
+    inside, last = _new_tokens(trace)
+    if not inside and not last:
         raise Unsuitable("the outputs are too short to stop inside them")
-    second = longest[min(1, len(longest) - 1)]
-    return longest[0][2 * len(longest[0]) // 3], second[len(second) // 2]
+    for row, index, token in sorted(inside, key=lambda found: -found[1]):
+        for other_row, _, other in sorted(last, key=lambda found: -found[1]):
+            # neither may hide the other
+            if row != other_row and other not in trace.outputs[row][: index + 1]:
+                return (token, other), True
+    found = [token for _, _, token in [*inside, *last]]
+    return (found[0], found[-1]), bool(inside)
+
+
+def _new_tokens(trace: Trace) -> tuple[list[tuple[int, int, int]], ...]:
+    """``(row, index, token)`` of tokens that their row has not had before, apart: not
+    the last of their round, and the last. The very first tokens are left out.
+    """
+    inside, last = [], []
+    for row, output in enumerate(trace.outputs):
+        start = 0
+        for snapshot in trace.rounds:
+            assert snapshot.log is not None
+            stop = start + int(snapshot.log.committed[row])
+            for index in range(max(start, 2), stop):
+                if output[index] not in output[:index]:
+                    found = (row, index, output[index])
+                    (last if index == stop - 1 else inside).append(found)
+            start = stop
+    return inside, last
 
 
 def until(output: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:

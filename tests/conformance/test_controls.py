@@ -1,0 +1,452 @@
+"""Negative controls: each of these mistakes must make the suite fail.
+
+They are mistakes that other engines have made. A suite that lets one of them pass
+proves nothing by passing.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from specjax.acceptance.coupled import Coupled
+from specjax.acceptance.descend import descend
+from specjax.acceptance.greedy import Greedy
+from specjax.decoding.engine import Engine
+from specjax.decoding.interfaces import ProposalLaw
+from specjax.decoding.noise import sample
+from specjax.drafters.ngram import NGram
+from specjax.testing.conformance import (
+    OF_ONE_RUN,
+    Case,
+    Unsuitable,
+    contract,
+    uneven_requests,
+)
+from specjax.testing.conformance import c2_no_trace as c2
+from specjax.testing.conformance import c4_rows as c4
+from specjax.testing.conformance import c6_poison as c6
+from specjax.testing.conformance import c7_boundaries as c7
+from specjax.testing.conformance import c8_compile as c8
+from specjax.testing.conformance.matrix import toy
+from specjax.testing.forced import accept_pattern, plant, trees_of
+
+K = 4
+
+
+@cache
+def sound(target: str, sampled: bool) -> Case:
+    """A case without a mistake: small trees with siblings, every accept count."""
+    made = toy(target)
+    vocab = made.decoder.vocab_size
+    return Case.plant(
+        lambda outputs: plant(
+            outputs, accept_pattern(40, len(outputs), K), trees_of(K), vocab
+        ),
+        target=made.decoder,
+        rule=Coupled() if sampled else Greedy(),
+        requests=uneven_requests(vocab, sampled=sampled, max_tokens=24),
+        toy=made,
+        widths=(K + 1,),
+    )
+
+
+def broken(case: Case, **changes) -> Case:
+    """The case with a mistake in it; what plain decoding emits is known to be right."""
+    faulty = case.but(**changes)
+    faulty.__dict__["plain"] = case.plain
+    return faulty
+
+
+def caught(case: Case, checks=OF_ONE_RUN) -> set[str]:
+    """The contracts that the case is found to break."""
+    found = set()
+    for check in checks:
+        try:
+            check(case)
+        except AssertionError as error:
+            assert str(error).startswith(contract(check)) or "C5" in str(error)
+            found.add(str(error)[:2])
+        except Unsuitable:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_nothing_is_found_where_nothing_is_wrong(sampled):
+    assert caught(sound("llama", sampled)) == set()
+
+
+# Rules
+
+
+class Rule(struct.PyTreeNode):
+    takes = frozenset(ProposalLaw)
+
+
+class AcceptsEverything(Rule):
+    """Takes the first child of every row, whatever its token."""
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        greedy = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+        nodes = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)
+        parents = jnp.where(nodes < proposal.num_nodes[:, None], proposal.parents, 99)
+
+        def choose(rows, depths):
+            child = jnp.argmax(parents == rows[:, None] - 1, axis=1)
+            drafted = jnp.take_along_axis(window.tokens, child[:, None] + 1, axis=1)
+            has = jnp.any(parents == rows[:, None] - 1, axis=1)
+            return jnp.where(has, drafted[:, 0], greedy.tokens[:, 0])
+
+        return descend(proposal, window, choose, max_depth=max_depth)
+
+
+class BonusFromTheAnchor(Rule):
+    """The last token comes from the anchor's law, not from the last row's."""
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        right = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+        slots = jnp.arange(right.tokens.shape[1], dtype=jnp.int32)
+        last = slots == right.num_tokens[:, None] - 1
+        first = jnp.argmax(laws.logits_at(jnp.zeros_like(right.num_tokens)), axis=1)
+        wrong = first.astype(jnp.int32)[:, None]
+        return right.replace(tokens=jnp.where(last, wrong, right.tokens))
+
+
+class NoiseByRound(Rule):
+    """One draw for all tokens of a round."""
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        at = window.positions[:, 0] + 1
+
+        def choose(rows, depths):
+            return sample(laws.scores_at(rows), seeds, at)
+
+        return descend(proposal, window, choose, max_depth=max_depth)
+
+
+class SeedOfTheFirstRow(Rule):
+    """Every row draws with the seed of row 0."""
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        same = jnp.broadcast_to(seeds[:1], seeds.shape)
+        return Coupled().accept(proposal, window, laws, same, max_depth=max_depth)
+
+
+class Stuck(Rule):
+    """Commits nothing when the first draft is rejected."""
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        right = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+        drafted = jnp.any(window.valid[:, 1:], axis=1)
+        none = drafted & (right.num_tokens == 1)
+        return right.replace(num_tokens=jnp.where(none, 0, right.num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampled", "contracts"),
+    [
+        (AcceptsEverything(), False, {"C1"}),
+        (BonusFromTheAnchor(), False, {"C1"}),
+        (NoiseByRound(), True, {"C1"}),
+        (SeedOfTheFirstRow(), True, {"C1"}),
+        (Stuck(), False, {"C5"}),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Rule) else "",
+)
+def test_a_wrong_rule_is_caught(rule, sampled, contracts):
+    assert contracts <= caught(broken(sound("llama", sampled), rule=rule))
+
+
+def test_a_wrong_seed_is_caught_without_a_reference():
+    case = sound("llama", True).but(rule=SeedOfTheFirstRow())
+    with pytest.raises(AssertionError, match="C4: round"):
+        c4.rows_do_not_know_their_place(case)
+
+
+# Targets
+
+
+class Faulty(struct.PyTreeNode):
+    """A decoder whose commit is given another acceptance than it should be."""
+
+    decoder: object
+
+    @property
+    def vocab_size(self):
+        return self.decoder.vocab_size
+
+    def init(self, batch, capacity):
+        return self.decoder.init(batch, capacity)
+
+    def verify(self, state, window, *, taps=(), logits="all"):
+        return self.decoder.verify(state, window, taps=taps, logits=logits)
+
+    def commit(self, state, pending, acceptance):
+        width = jax.tree.leaves(pending)[0].shape[1]
+        wrong = self.mistake(acceptance, width)
+        new = self.decoder.commit(state, pending, wrong)
+        return new.replace(lengths=state.lengths + acceptance.num_tokens)
+
+    def canonical(self, state):
+        return self.decoder.canonical(state)
+
+
+class ShiftsThePath(Faulty):
+    """Each row's successor is committed in its place."""
+
+    def mistake(self, acceptance, width):
+        return acceptance.replace(path=jnp.minimum(acceptance.path + 1, width - 1))
+
+
+class TakesTheFirstRows(Faulty):
+    """The tree is not compacted: the first rows are taken for the path."""
+
+    def mistake(self, acceptance, width):
+        rows = jnp.arange(acceptance.path.shape[1], dtype=jnp.int32)
+        return acceptance.replace(path=jnp.broadcast_to(rows, acceptance.path.shape))
+
+
+class CommitsRejectedRows(Faulty):
+    """The whole window goes into the state, as far as the path reaches, and on."""
+
+    def mistake(self, acceptance, width):
+        slots = acceptance.path.shape[1]
+        some = acceptance.num_tokens > 0
+        rows = jnp.arange(slots, dtype=jnp.int32)
+        path = jnp.where(acceptance.taken, acceptance.path, jnp.minimum(rows, width - 1))
+        return acceptance.replace(path=path, num_tokens=jnp.where(some, slots, 0))
+
+
+class ReadsUnusedSlots(Faulty):
+    """A mask that multiplies: 0 * NaN."""
+
+    def verify(self, state, window, *, taps=(), logits="all"):
+        verdict = self.decoder.verify(state, window, taps=taps, logits=logits)
+        leak = sum(jnp.sum(leaf) * 0.0 for leaf in jax.tree.leaves(state.blocks))
+        if verdict.logits is None:
+            return verdict
+        rows = verdict.logits + leak
+        bad = ~jnp.all(jnp.isfinite(rows), axis=-1)
+        return verdict.replace(logits=rows, bad=bad)
+
+    def mistake(self, acceptance, width):
+        return acceptance
+
+
+@pytest.mark.parametrize(
+    ("mistake", "target", "contracts"),
+    [
+        (ShiftsThePath, "llama", {"C1", "C3"}),
+        (TakesTheFirstRows, "llama", {"C1", "C3"}),
+        (CommitsRejectedRows, "hybrid", {"C1", "C3"}),
+    ],
+)
+def test_a_wrong_commit_is_caught(mistake, target, contracts):
+    case = sound(target, sampled=False)
+    # a serial decode never rejects, so it is the decoder's own
+    assert contracts <= caught(broken(case, target=mistake(case.target)))
+
+
+def test_a_trace_of_rejected_rows_is_caught():
+    case = sound("hybrid", sampled=False)
+    faulty = broken(case, target=CommitsRejectedRows(case.target))
+    with pytest.raises(AssertionError, match="C2: round"):
+        c2.rejected_tokens_leave_no_trace(faulty)
+
+
+def test_a_leak_of_unused_slots_is_caught():
+    case = sound("llama", sampled=False)
+    with pytest.raises(AssertionError, match=r"C6: .* unused slots"):
+        c6.unused_slots_change_nothing(
+            broken(case, target=ReadsUnusedSlots(case.target))
+        )
+
+
+class ChangesWhatItReads(struct.PyTreeNode):
+    """A target whose verify writes into the state that it was given."""
+
+    decoder: object
+    vocab_size = 61
+
+    def init(self, batch, capacity):
+        return {"seen": np.zeros((batch,), np.int32), "own": None}
+
+    def verify(self, state, window, *, taps=(), logits="all"):
+        state["seen"] += 1
+        inner = self.decoder.init(*window.tokens.shape)
+        return self.decoder.verify(inner, window, taps=taps, logits=logits)
+
+    def commit(self, state, pending, acceptance):
+        return state
+
+
+def test_a_verify_that_writes_is_caught():
+    case = sound("llama", sampled=False)
+    faulty = case.but(target=ChangesWhatItReads(case.target), engine_type=NoPrefill)
+    with pytest.raises(AssertionError, match=r"C2: verify changed \['seen'\]"):
+        c2.verify_changes_nothing(faulty)
+
+
+# Engines
+
+
+class NoPrefill(Engine):
+    def prefill(self, state):
+        return state
+
+
+class EvolvingKey(Engine):
+    """The key moves on with every call."""
+
+    def rounds(self, state):
+        new, log = super().rounds(state)
+        return new.replace(seeds=new.seeds + jnp.uint32(1)), log
+
+
+class DrafterWritesIntoTheTarget(Engine):
+    """A drafter that shares the target's cache has left something in it."""
+
+    def rounds(self, state):
+        new, log = super().rounds(state)
+        first = new.target.blocks[0]
+        blocks = (first.replace(k=first.k * 1.01), *new.target.blocks[1:])
+        return new.replace(target=new.target.replace(blocks=blocks)), log
+
+
+class CountsTheBonus(Engine):
+    """The target's own token is counted as an accepted draft."""
+
+    def rounds(self, state):
+        new, log = super().rounds(state)
+        more = (log.steps.committed > 0).astype(jnp.int32)
+        steps = log.steps.replace(accepted=log.steps.accepted + more)
+        stats = new.stats.replace(accepted=new.stats.accepted + more.sum(axis=0))
+        return new.replace(stats=stats), log.replace(steps=steps)
+
+
+class ForgetsARound(Engine):
+    """Rounds without drafts are not counted."""
+
+    def rounds(self, state):
+        before = jnp.array(state.stats.rounds)
+        new, log = super().rounds(state)
+        idle = log.steps.drafted[0] == 0
+        rounds = jnp.where(idle, before, new.stats.rounds)
+        return new.replace(stats=new.stats.replace(rounds=rounds)), log
+
+
+class ThawsFinishedRows(Engine):
+    """The state of a row goes on changing after its end."""
+
+    def rounds(self, state):
+        was_done = jnp.array(state.done)
+        new, log = super().rounds(state)
+        first = new.target.blocks[0]
+        k = jnp.where(was_done[:, None, None, None], first.k + 1.0, first.k)
+        blocks = (first.replace(k=k), *new.target.blocks[1:])
+        return new.replace(target=new.target.replace(blocks=blocks)), log
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sampled", "contracts"),
+    [
+        (EvolvingKey, True, {"C1"}),
+        (DrafterWritesIntoTheTarget, False, {"C3"}),
+        (CountsTheBonus, False, {"C9"}),
+        (ForgetsARound, False, {"C9"}),
+        (ThawsFinishedRows, False, {"C5"}),
+    ],
+)
+def test_a_wrong_engine_is_caught(mistake, sampled, contracts):
+    case = sound("llama", sampled)
+    assert contracts <= caught(broken(case, engine_type=mistake))
+
+
+class LooksForTheEndOnlyAtTheEnd(Engine):
+    """An end-of-sequence id counts as the last token of a round, not inside one."""
+
+    @property
+    def round_options(self):
+        return super().round_options.replace(eos_ids=())
+
+    def rounds(self, state):
+        new, log = super().rounds(state)
+        last = jnp.take_along_axis(new.tokens, new.lengths[:, None] - 1, axis=1)
+        ids = jnp.asarray(self.options.eos_ids or (-9,), jnp.int32)
+        stop = jnp.any(last == ids, axis=1) & ~new.done
+        reason = jnp.where(stop, 1, new.finish_reason).astype(jnp.int32)
+        return new.replace(done=new.done | stop, finish_reason=reason), log
+
+
+def test_running_past_the_end_is_caught():
+    case = sound("llama", sampled=False)
+    with pytest.raises(AssertionError, match=r"C7: end-of-sequence ids"):
+        c7.eos_ends_rows(broken(case, engine_type=LooksForTheEndOnlyAtTheEnd))
+
+
+# Compiled programs
+
+
+class Rewriting(NGram):
+    """A drafter that keeps a cache and writes it anew in every round."""
+
+    def init(self, batch, capacity):
+        return jnp.zeros((batch, 2, capacity, 8), jnp.float32)
+
+    def observe(self, state, pending, window, verdict, acceptance):
+        if pending is None:
+            return state
+        num = acceptance.num_tokens.astype(jnp.float32)
+        return state * 0.5 + num[:, None, None, None]
+
+    def propose(self, state, context):
+        return super().propose(None, context)[0], ()
+
+
+class CallsTheHost(NGram):
+    """A drafter that asks the host."""
+
+    def propose(self, state, context):
+        proposal, _ = super().propose(state, context)
+        shape = jax.ShapeDtypeStruct(proposal.num_nodes.shape, jnp.int32)
+        num = jax.pure_callback(lambda n: np.asarray(n), shape, proposal.num_nodes)
+        return proposal.replace(num_nodes=num), None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [(Rewriting(k=2), "writes arrays"), (CallsTheHost(k=2), "calls the host")],
+    ids=["rewrites", "host"],
+)
+def test_a_costly_drafter_is_caught(drafter, told):
+    case = sound("llama", sampled=False).but(drafter=drafter, widths=(3,), planted=None)
+    with pytest.raises(AssertionError, match=f"C8: the (loop|round) {told}"):
+        c8.the_loop_copies_no_state(case)
+
+
+class AlwaysNew(Engine):
+    """Every engine has a drafter of another static part."""
+
+    made = 0
+
+    def rounds(self, state):
+        type(self).made += 1
+        drafter = NGram(k=2, max_n=3 + self.made % 2)
+        return Engine(self.target, drafter, self.rule, self.options).rounds(state)
+
+
+def test_a_retrace_is_caught():
+    case = sound("llama", sampled=False).but(
+        drafter=NGram(k=2), widths=(3,), planted=None, engine_type=AlwaysNew
+    )
+    requests = tuple(r for r in uneven_requests(61, sampled=False, max_tokens=22))
+    case = case.but(requests=requests)
+    _ = case.trace
+    jax.clear_caches()  # as if the warm-up had met only one of them
+    _ = case.but(engine_type=Engine).trace
+    with pytest.raises(AssertionError, match=r"C8: \d more traces of run_rounds"):
+        c8.nothing_is_traced_after_warm_up(case)
