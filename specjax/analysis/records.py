@@ -16,7 +16,7 @@ import jax
 
 import specjax
 from specjax.analysis.calibration import Costs
-from specjax.analysis.identity import Identity
+from specjax.analysis.identity import Difference, Identity
 from specjax.analysis.runs import Arm, Run
 
 NGRAM = 8
@@ -85,8 +85,8 @@ class Record:
     speedup: float
     identical: bool
     """The ids are those of plain decoding."""
-    first_difference: dict[str, float | None] | None
-    """Else ``position`` in the output and ``margin``: see ``analysis.identity``."""
+    first_difference: Difference | None
+    """Else where, and how near the tokens were to each other."""
     ignore_eos: bool
     device: str
     versions: dict[str, str]
@@ -113,7 +113,7 @@ def record(
     identity: Identity,
 ) -> Record:
     """Put a record together."""
-    completion, difference = run.completion, identity.first_difference
+    completion = run.completion
     base = plain.tokens_per_second
     return Record(
         drafter=arm.drafter,
@@ -137,7 +137,7 @@ def record(
         tokens_per_second=run.tokens_per_second,
         speedup=run.tokens_per_second / base if base else 0.0,
         identical=identity.identical,
-        first_difference=difference and dataclasses.asdict(difference),
+        first_difference=identity.first_difference,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **dataclasses.asdict(setting),
     )

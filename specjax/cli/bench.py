@@ -14,7 +14,7 @@ from rich.text import Text
 
 from specjax.acceptance import RULES, default_rule
 from specjax.analysis.bench import Session
-from specjax.analysis.identity import near_tie
+from specjax.analysis.identity import Difference, Identity, near_tie
 from specjax.analysis.records import Record, Setting
 from specjax.analysis.runs import Arm
 from specjax.analysis.summary import by_kind
@@ -186,19 +186,18 @@ def report(records: list[Record], bound: float) -> int:
         difference = entry.first_difference
         if difference is None:
             continue
-        margin = difference["margin"]
-        tie = margin is not None and margin <= bound
+        tie = Identity(difference).holds(bound)
         broken += not tie
         console.print(_sentence(entry, difference, tie), soft_wrap=True)
     return 1 if broken else 0
 
 
-def _sentence(entry: Record, difference: dict, tie: bool) -> Text:
-    margin = difference["margin"]
+def _sentence(entry: Record, difference: Difference, tie: bool) -> Text:
+    margin = difference.margin
     by = "a missing or impossible token" if margin is None else f"margin {margin:.3g}"
     why = "a near-tie, which rounding decides" if tie else "NOT plain decoding's tokens"
     text = (
         f"{entry.prompt_id}, {entry.drafter} k={entry.k}: differs from token "
-        f"{difference['position'] + 1} on ({by}): {why}"
+        f"{difference.position + 1} on ({by}): {why}"
     )
     return Text(text, style="yellow" if tie else "bold red")

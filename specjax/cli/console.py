@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import Protocol, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-
-class Step(Protocol):
-    """Called when a step begins, with what it is; finishes the one before."""
-
-    def __call__(self, what: str) -> None:
-        """Begin the next step."""
-        ...
+Step = Callable[[str], None]
+"""Called when a step begins, with what it is; that ends the one before."""
 
 
 def stdout() -> Console:
@@ -31,7 +26,7 @@ def stderr() -> Console:
     return _console(sys.stderr)
 
 
-def _console(file: TextIO) -> Console:
+def _console(file: Any) -> Console:
     # without a colour system nothing is styled; no_color alone would keep bold
     system = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, color_system=system, highlight=False, markup=False)

@@ -1,0 +1,85 @@
+"""Interleaving, warming up, calibration."""
+
+import pytest
+
+from specjax.acceptance import Greedy
+from specjax.analysis import runs
+from specjax.analysis.calibration import calibrate
+from specjax.analysis.runs import Arm, interleaved, run, warm_up
+from specjax.decoding import loop
+from specjax.decoding.engine import Engine, EngineOptions
+from specjax.decoding.requests import Request
+from specjax.drafters import NGram, NullDrafter
+from specjax.testing.toys import toy_llama
+
+REQUESTS = [
+    Request(prompt_ids=[1, 2, 1, 2, 1], max_tokens=7),
+    Request(prompt_ids=[4], max_tokens=3),
+    Request(prompt_ids=list(range(20)), max_tokens=5),
+]
+
+
+@pytest.fixture(scope="module")
+def arms():
+    target = toy_llama().decoder
+    options = EngineOptions(capacity_at_least=200, prefill_width=8)
+    parts = [("none", 0, NullDrafter()), ("ngram", 2, NGram(2)), ("ngram", 3, NGram(3))]
+    return [Arm(n, k, Engine(target, d, Greedy(), options)) for n, k, d in parts]
+
+
+def test_every_arm_runs_every_request_in_turning_order(arms, monkeypatch):
+    order = []
+
+    def spy(engine, request):
+        order.append((REQUESTS.index(request), engine.drafter.max_nodes))
+        return run(engine, request)
+
+    monkeypatch.setattr(runs, "run", spy)
+    trials = list(interleaved(arms, REQUESTS, repeats=2))
+    assert [(t.request, t.repeat) for t in trials] == [
+        (request, repeat) for repeat in (0, 1) for request in range(3)
+    ]
+    by_trial = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert [[k for _, k in trial] for trial in by_trial] == [
+        [0, 2, 3],
+        [2, 3, 0],
+        [3, 0, 2],
+        [2, 3, 0],
+        [3, 0, 2],
+        [0, 2, 3],
+    ]
+    for trial in trials:
+        plain, *drafted = trial.runs
+        assert plain.completion.drafted == 0
+        assert plain.tokens == REQUESTS[trial.request].max_tokens
+        for done in drafted:
+            assert done.completion.ids == plain.completion.ids
+
+
+def test_after_warming_up_nothing_is_compiled(arms):
+    warm_up([arm.engine for arm in arms], REQUESTS[2])
+    before = programs()
+    for arm in arms:
+        for request in REQUESTS:
+            run(arm.engine, request)
+    assert programs() == before
+
+
+def programs() -> int:
+    return loop.run_rounds._cache_size() + loop.prefill_chunk._cache_size()
+
+
+def test_least_capacity_gives_all_requests_one_shape(arms):
+    states = [arms[0].engine.start([request]) for request in REQUESTS]
+    assert {state.capacity for state in states} == {256}
+    assert [int(state.limits[0]) for state in states] == [12, 4, 25]
+
+
+def test_calibration(arms):
+    plain, drafted = (calibrate(arm.engine, REQUESTS[0], 2) for arm in arms[:2])
+    assert (plain.c_draft, plain.c_verify) == (0, 1)
+    assert drafted.c_draft > 0 and drafted.c_verify > 0
+
+
+def test_names(arms):
+    assert [arm.name for arm in arms] == ["plain", "ngram k=2", "ngram k=3"]

@@ -1,0 +1,204 @@
+"""``specjax bench`` and ``specjax demo`` on a tiny model."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+from flax import struct
+
+from specjax.acceptance import RULES
+from specjax.analysis.identity import NEAR_TIE
+from specjax.analysis.records import Record
+from specjax.decoding.interfaces import ProposalLaw
+from specjax.decoding.types import NO_TOKEN, Acceptance
+
+FIELDS = set(
+    """
+    model dtype drafter k rule temperature batch kind tokens rounds drafted accepted
+    accepted_by_position tau alpha c_draft c_verify draft_bytes repetition seconds
+    tokens_per_second speedup identical first_difference ignore_eos device versions
+    commit command date prompt_id repeat prefill_seconds
+    """.split()  # noqa: SIM905
+)
+
+
+class AcceptAll(struct.PyTreeNode):
+    """Keeps every draft of a chain, whatever the target says: a wrong rule."""
+
+    name = "greedy"
+    takes = frozenset(ProposalLaw)
+
+    def accept(self, proposal, window, laws, seeds, *, max_depth):
+        num = window.valid.sum(axis=1, dtype=jnp.int32)
+        last = jnp.maximum(num - 1, 0)
+        bonus = jnp.argmax(laws.adjusted_at(last), axis=-1).astype(jnp.int32)
+        slots = jnp.arange(max_depth + 1, dtype=jnp.int32)
+        row = jnp.minimum(slots + 1, window.width - 1)
+        drafts = jnp.take_along_axis(window.tokens, row[None], axis=1)
+        tokens = jnp.where(slots == last[:, None], bonus[:, None], drafts)
+        taken = slots < num[:, None]
+        return Acceptance(
+            path=jnp.where(taken, slots, 0),
+            tokens=jnp.where(taken, tokens, NO_TOKEN),
+            num_tokens=num,
+        )
+
+
+@pytest.fixture
+def wrong_rule(monkeypatch):
+    entry = dataclasses.replace(RULES["greedy"], build=AcceptAll)
+    monkeypatch.setitem(RULES, "greedy", entry)
+
+
+@pytest.fixture
+def bench(run, model, tmp_path):
+    prompts, out = tmp_path / "mine.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {"prompt": "abcabcabcabcabc", "kind": "letters"},
+        {"turns": ["tell me, tell me, tell me"]},
+        {"prompt": "xyz xyz xyz xyw"},
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def bench(*more):
+        result = run(
+            *("bench", "--model", model, "--prompts", prompts, "--json", out),
+            *("--max-tokens", 16, "--ignore-eos", *more),
+        )
+        lines = out.read_text().splitlines() if out.exists() else []
+        return result, [json.loads(line) for line in lines]
+
+    return bench
+
+
+def records_agree(records, plain):
+    for r in records:
+        assert set(r) == FIELDS
+        assert r["tau"] == pytest.approx(r["tokens"] / r["rounds"])
+        drafted, accepted = r["drafted"], r["accepted"]
+        assert r["alpha"] == pytest.approx(accepted / drafted if drafted else 0)
+        assert len(r["accepted_by_position"]) == r["k"]
+        assert sum(r["accepted_by_position"]) == accepted
+        assert r["tokens"] - r["rounds"] <= accepted <= r["tokens"]
+        assert r["tokens_per_second"] == pytest.approx(r["tokens"] / r["seconds"])
+        base = plain[r["prompt_id"], r["repeat"]]["tokens_per_second"]
+        assert r["speedup"] == pytest.approx(r["tokens_per_second"] / base)
+        assert r["identical"] == (r["first_difference"] is None)
+        assert r["batch"] == 1 and r["ignore_eos"] is True
+        assert 0 <= r["repetition"] <= 1
+        assert r["prefill_seconds"] > 0 and r["seconds"] > 0
+        assert set(r["versions"]) == {"specjax", "python", "jax", "jaxlib", "numpy"}
+
+
+def plain_of(records):
+    return {(r["prompt_id"], r["repeat"]): r for r in records if r["drafter"] == "none"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_records_are_complete_and_agree(bench, temperature):
+    result, records = bench("--k", 2, 4, "--repeats", 2, "--temperature", temperature)
+    assert result.status == 0, result.err
+    assert len(records) == 3 * 2 * 3  # prompts, repeats, arms
+    plain = plain_of(records)
+    assert len(plain) == 6
+    records_agree(records, plain)
+    assert all(r["identical"] for r in records)
+    assert {(r["drafter"], r["k"]) for r in records} == {
+        ("none", 0),
+        ("ngram", 2),
+        ("ngram", 4),
+    }
+    assert {r["kind"] for r in records} == {"letters", "user"}
+    for r in records:
+        assert r["rule"] == ("coupled" if temperature else "greedy")
+        assert r["temperature"] == temperature and r["dtype"] == "float32"
+        assert r["command"].startswith("specjax bench --model ")
+        if r["drafter"] == "none":
+            assert r["tau"] == 1 and r["speedup"] == 1
+            assert r["c_draft"] == 0 and r["c_verify"] == 1
+        else:
+            assert r["draft_bytes"] == 0
+            assert r["c_draft"] > 0 and r["c_verify"] > 0
+    for part in ("letters", "user", "all", "τ", "identical", "6 of 6", "middle half"):
+        assert part in result.out
+    assert "\x1b[" not in result.out
+
+
+def test_records_are_appended(bench):
+    first = bench("--k", 2)[1]
+    second = bench("--k", 2)[1]
+    assert second[: len(first)] == first and len(second) == 2 * len(first)
+
+
+def test_a_draft_model_counts_its_bytes(bench, model):
+    options = ("--drafters", "draft-model", "--draft-model", model, "--k", 2)
+    result, records = bench(*options)
+    assert result.status == 0
+    records_agree(records, plain_of(records))
+    weights = (model / "model.safetensors").stat().st_size
+    for r in records:
+        if r["drafter"] == "draft-model":
+            assert 0.9 * weights < r["draft_bytes"] <= weights
+            # the model agrees with itself
+            assert r["identical"] and r["alpha"] > 0.9
+
+
+def test_a_wrong_rule_is_found_out(bench, wrong_rule):
+    result, records = bench("--k", 3)
+    assert result.status == 1
+    records_agree(records, plain_of(records))
+    plain = [r for r in records if r["drafter"] == "none"]
+    wrong = [r for r in records if not r["identical"]]
+    assert all(r["identical"] for r in plain)
+    assert wrong
+    for r in wrong:
+        assert r["alpha"] == 1
+        assert 0 <= r["first_difference"]["position"] < 16
+    margins = [r["first_difference"]["margin"] for r in wrong]
+    assert max(margins) > NEAR_TIE["float32"]
+    assert "NOT plain decoding's tokens" in result.out
+
+
+def test_bundled_prompts(run, model, tmp_path):
+    out = tmp_path / "out.jsonl"
+    result = run(
+        *("bench", "--model", model, "--kinds", "wiki", "--per-kind", 1, "--k", 2),
+        *("--max-tokens", 4, "--json", out),
+    )
+    assert result.status == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["prompt_id"] for r in records] == ["wiki-01", "wiki-01"]
+    assert all(r["ignore_eos"] is False for r in records)
+
+
+def test_the_fields_are_those_of_the_record():
+    assert {field.name for field in dataclasses.fields(Record)} == FIELDS
+
+
+DEMO = ("--k", 3, "--max-tokens", 6)
+
+
+def test_demo_shows_a_row_for_each_kind_and_what_to_try_next(run, model):
+    result = run("demo", "--model", model, *DEMO)
+    assert result.status == 0, result.out + result.err
+    rows = {line.split()[0]: line for line in result.out.splitlines() if line}
+    for kind in ("code", "list", "wiki", "chat", "edit"):
+        assert "yes" in rows[kind] and "×" in rows[kind]
+    for column in ("τ", "α", "tokens/s", "speed-up", "identical"):
+        assert column in rows  # explained
+    assert "Speed is shown in" in result.out
+    tail = result.out.splitlines()[-2:]
+    assert "specjax generate" in tail[0] and "specjax bench" in tail[1]
+    assert "\x1b[" not in result.out + result.err
+    assert "compiling" in result.err and "edit:" in result.err
+
+
+def test_demo_fails_on_a_wrong_rule_and_says_so_in_red(
+    run, model, wrong_rule, monkeypatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("demo", "--model", model, *DEMO)
+    assert result.status == 1
+    assert "\x1b[1;31mNO, token" in result.out
+    assert "Not identical in float32" in result.out
