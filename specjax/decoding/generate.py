@@ -233,18 +233,21 @@ class _Row:
         if self._detokenize is None:
             return
         self._text = self._detokenize(self._ids)
-        found = first_stop(self._text, self._request.stop)
-        if found is not None:
-            self._cut(before, found)
+        if first_stop(self._text, self._request.stop) is not None:
+            self._cut(before)
 
-    def _cut(self, before: int, found: int) -> None:
-        """Keep the ids up to the one that completes the stop, the text before it."""
-        assert self._detokenize is not None and self._text is not None
-        keep = before + 1
-        while (
-            first_stop(self._detokenize(self._ids[:keep]), self._request.stop) is None
-        ):
+    def _cut(self, before: int) -> None:
+        """Keep the ids up to the one that completes the stop, the text before it.
+
+        Token by token, as if they had come one by one: of several stop strings the one
+        that is complete first ends the row, however many tokens a call brought.
+        """
+        assert self._detokenize is not None
+        keep, found = before, None
+        while found is None:
             keep += 1
+            self._text = self._detokenize(self._ids[:keep])
+            found = first_stop(self._text, self._request.stop)
         self._text = self._text[:found]
         self._ids = self._ids[:keep]
         if self._logprobs is not None:
