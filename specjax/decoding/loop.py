@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
-from specjax.decoding.round import RoundLog, RoundOptions, round_step
+from specjax.decoding.round import RoundLog, RoundOptions, empty_log, round_step
 from specjax.decoding.types import Acceptance, DecodeState, FinishReason
 from specjax.decoding.windows import chunk_window
 
@@ -75,11 +75,8 @@ def run_rounds(
 ) -> tuple[DecodeState, LoopLog]:
     """At most ``max_rounds`` rounds; fewer once every row is done."""
     step = partial(round_step, target, drafter, rule, options=options)
-    shapes = jax.eval_shape(lambda s: step(s)[1], state)
-    empty = jax.tree.map(
-        lambda x: jnp.zeros((max_rounds, *x.shape), x.dtype),
-        shapes,
-    )
+    batch = state.lengths.shape[0]
+    empty = empty_log(options, max_rounds, batch, drafter.max_depth)
 
     def running(carry: tuple[DecodeState, LoopLog]) -> jax.Array:
         state, log = carry

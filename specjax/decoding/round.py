@@ -53,6 +53,25 @@ class RoundLog(struct.PyTreeNode):
     logprobs: Logprobs | None
 
 
+def empty_log(
+    options: RoundOptions, rounds: int, batch: int, max_depth: int
+) -> RoundLog:
+    """Zeros for ``rounds`` rounds: a ``RoundLog`` with a leading axis on every leaf."""
+    counters = [jnp.zeros((rounds, batch), jnp.int32) for _ in range(3)]
+    if options.top_logprobs is None:
+        return RoundLog(*counters, logprobs=None)
+    path = (rounds, batch, max_depth + 1)
+    top = (*path, options.top_logprobs)
+    return RoundLog(
+        *counters,
+        logprobs=Logprobs(
+            token=jnp.zeros(path, jnp.float32),
+            top_ids=jnp.zeros(top, jnp.int32),
+            top=jnp.zeros(top, jnp.float32),
+        ),
+    )
+
+
 def context_of(state: DecodeState) -> Context:
     """What the drafter may see of a state."""
     room = jnp.where(state.done, 0, jnp.maximum(state.limits - state.lengths, 0))

@@ -13,7 +13,7 @@ from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
 from specjax.models.config import AttentionConfig
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import RotaryTables
-from specjax.models.rope import Rope, rotate
+from specjax.models.rope import rotate
 
 
 class KVCache(struct.PyTreeNode):
@@ -67,18 +67,18 @@ class Attention(struct.PyTreeNode):
         window: Window,
         state: KVCache,
         lengths: Int[Array, " B"],
-        tables: dict[Rope, RotaryTables],
+        rotary: RotaryTables | None,
     ) -> tuple[Float[Array, "B W D"], WindowKV]:
         """Attend to the committed tokens and to ancestors in the window."""
         config = self.config
         batch, width, _ = x.shape
-        table = tables[config.rope]
+        assert rotary is not None, "attention needs the window's rotary tables"
 
         def heads(y: jax.Array, count: int) -> jax.Array:
             return y.reshape(batch, width, count, config.head_dim)
 
-        q = rotate(heads(self.q(x), config.num_heads), table.cos, table.sin)
-        k = rotate(heads(self.k(x), config.num_kv_heads), table.cos, table.sin)
+        q = rotate(heads(self.q(x), config.num_heads), rotary.cos, rotary.sin)
+        k = rotate(heads(self.k(x), config.num_kv_heads), rotary.cos, rotary.sin)
         pending = sound_rows(
             WindowKV(k=k, v=heads(self.v(x), config.num_kv_heads)), window
         )

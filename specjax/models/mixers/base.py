@@ -11,7 +11,7 @@ from specjax.decoding.types import Acceptance, Window
 
 
 class RotaryTables(struct.PyTreeNode):
-    """Cosines and sines of a window's positions, shared by all blocks."""
+    """Cosines and sines of a window's positions, shared by blocks that turn alike."""
 
     cos: jax.Array  # [B, W, half]
     sin: jax.Array  # [B, W, half]
@@ -35,7 +35,7 @@ class Mixer(Protocol):
         window: Window,
         state: Any,
         lengths: jax.Array,
-        tables: dict[Any, RotaryTables],
+        rotary: RotaryTables | None,
     ) -> tuple[jax.Array, Any]:
         """``x [B, W, D]``, normed -> ``(y [B, W, D], pending)``."""
         ...
