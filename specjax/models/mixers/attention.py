@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.window_attention.api import window_attention
 from specjax.decoding.types import Acceptance, Window
@@ -126,30 +126,59 @@ def sound_rows(pending: WindowKV, window: Window) -> WindowKV:
     return jax.tree.map(lambda y: jnp.where(sound, y, 0.0), pending)
 
 
+MOST_SLICED_ROWS = 8
+"""Batches up to this size are written by slices: XLA's CPU backend turns a scatter into
+a loop over rows. Beyond it one scatter keeps the program small."""
+
+
 def write_path(
     cache: Float[Array, "B H T D"],
     rows: Float[Array, "B W H D"],
     acceptance: Acceptance,
     lengths: Int[Array, " B"],
 ) -> Float[Array, "B H T D"]:
-    """Write the path's rows into the slots from ``lengths`` on, and nothing else.
-
-    One slice a batch row is read, mixed and written back: XLA's CPU backend turns a
-    scatter into a loop over rows.
-    """
-    batch, heads, capacity, dim = cache.shape
+    """Write the path's rows into the slots from ``lengths`` on, and nothing else."""
     picked = jnp.take_along_axis(
         rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
-    ).transpose(0, 2, 1, 3)
-    steps = min(acceptance.path.shape[1], capacity)
+    )
+    if cache.shape[0] <= MOST_SLICED_ROWS:
+        return _write_slices(cache, picked, acceptance.num_tokens, lengths)
+    return _write_scattered(cache, picked, acceptance.taken, lengths)
+
+
+def _write_slices(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    num: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """One slice a batch row is read, mixed with what is new, and written back."""
+    batch, heads, capacity, dim = cache.shape
+    picked = picked.transpose(0, 2, 1, 3)
+    steps = min(picked.shape[2], capacity)
     # a slice that would cross the end is moved back by XLA; here it is moved knowingly
     starts = jnp.minimum(lengths, capacity - steps)
     for row in range(batch):
         entry = starts[row] + jnp.arange(steps, dtype=jnp.int32) - lengths[row]
         new = picked[row].at[:, entry].get(mode="clip")
-        taken = (entry >= 0) & (entry < acceptance.num_tokens[row])
+        taken = (entry >= 0) & (entry < num[row])
         at = (row, 0, starts[row], 0)
         old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
         mixed = jnp.where(taken[None, None, :, None], new[None], old)
         cache = jax.lax.dynamic_update_slice(cache, mixed, at)
     return cache
+
+
+def _write_scattered(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    taken: Bool[Array, "B P"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """All batch rows in one scatter."""
+    batch, _, capacity, _ = cache.shape
+    slots = lengths[:, None] + jnp.arange(taken.shape[1], dtype=jnp.int32)
+    # an index of T is dropped; a negative one would wrap and overwrite live slots
+    slots = jnp.where(taken, slots, capacity)
+    at = jnp.arange(batch, dtype=jnp.int32)[:, None]
+    return cache.at[at, :, slots].set(picked, mode="drop")
