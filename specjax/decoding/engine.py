@@ -182,10 +182,16 @@ def check_options(target: Target, drafter: Drafter, options: EngineOptions) -> N
         )
     if options.prefill_width < 1 or options.rounds_per_call < 1:
         raise PairError("prefill_width and rounds_per_call must be at least 1")
+    top = options.top_logprobs
+    if top is not None and not 0 <= top <= target.vocab_size:
+        raise PairError(
+            f"top_logprobs = {top}: it must be in 0 .. {target.vocab_size}, the "
+            "vocabulary"
+        )
     widths = options.widths
     if widths is None:
         return
-    if list(widths) != sorted(set(widths)) or widths[0] < 1:
+    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
         raise PairError(f"widths = {widths}: they must ascend from 1 or more")
     if widths[-1] != drafter.max_nodes + 1:
         raise PairError(

@@ -55,6 +55,12 @@ class Request:
         )
         self._in("presence_penalty", math.isfinite(self.presence_penalty), "finite")
         self._in("frequency_penalty", math.isfinite(self.frequency_penalty), "finite")
+        for token, value in self.logit_bias.items():
+            if not value < math.inf:
+                raise RequestError(
+                    f"logit_bias of id {token} = {value}: it must be finite, "
+                    "or -inf to exclude the id"
+                )
         if any(not text for text in self.stop):
             raise RequestError("stop holds an empty string: it would stop everything")
 
