@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -30,7 +31,7 @@ def window_attention(
     batch, width, q_heads, dim = q.shape
     kv_heads, capacity = k_cache.shape[1], k_cache.shape[2]
     group = q_heads // kv_heads
-    acc = jnp.promote_types(q.dtype, jnp.float32)
+    acc = np.promote_types(q.dtype, np.float32)
 
     def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum(spec, a, b, preferred_element_type=acc)
