@@ -70,9 +70,7 @@ class Forced(struct.PyTreeNode):
             )
         return jnp.zeros((batch,), jnp.int32)
 
-    def propose(
-        self, state: jax.Array, context: Context
-    ) -> tuple[Proposal, jax.Array]:
+    def propose(self, state: jax.Array, context: Context) -> tuple[Proposal, jax.Array]:
         """This round's entry of the script."""
         rounds, batch, _ = self.tokens.shape
         at = jnp.minimum(state, rounds - 1), jnp.arange(batch, dtype=jnp.int32)

@@ -33,7 +33,9 @@ def tokens_are_plain(case: Case) -> str:
             continue
         same = [a == b for a, b in zip(ours, plain, strict=False)]
         first = same.index(False) if False in same else len(same)
-        told = f"row {row}, token {first} of the output (round {_round(case, row, first)})"
+        told = (
+            f"row {row}, token {first} of the output (round {_round(case, row, first)})"
+        )
         if first == len(same):
             raise AssertionError(
                 f"C1: {told}: the row has {len(ours)} tokens, without drafts "

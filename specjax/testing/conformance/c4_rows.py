@@ -78,9 +78,7 @@ def same_tokens(case: Case, row: int, other: Trace, place: int, told: str) -> No
 
 def same_row(a: Trace, row: int, b: Trace, place: int, told: str) -> None:
     """A row of one run and a row of another, to the last bit after every round."""
-    for number, (left, right) in enumerate(
-        zip(a.snapshots, b.snapshots, strict=False)
-    ):
+    for number, (left, right) in enumerate(zip(a.snapshots, b.snapshots, strict=False)):
         ours, theirs = left.row(row), right.row(place)
         for part in ours:
             for x, y in zip(ours[part], theirs[part], strict=True):
@@ -118,4 +116,3 @@ def _first_difference(x: np.ndarray, y: np.ndarray) -> str:
         return "only in the sign of a zero or the bits of a NaN"
     at = different[0]
     return f"{x.ravel()[at]} and {y.ravel()[at]} at {np.unravel_index(at, x.shape)}"
-

@@ -140,5 +140,3 @@ def _poison_row(row: int, after: int) -> Touch:
 
 def _floats(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-

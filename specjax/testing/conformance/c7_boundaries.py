@@ -85,9 +85,7 @@ def budgets_end_rows(case: Case) -> str:
         given = [budgets[(start + row) % len(budgets)] for row in range(case.batch)]
         requests = tuple(
             dataclasses.replace(request, max_tokens=min(budget, len(output)))
-            for request, budget, output in zip(
-                case.requests, given, truth, strict=True
-            )
+            for request, budget, output in zip(case.requests, given, truth, strict=True)
         )
         cut = case.but(requests=requests)
         wanted = [

@@ -53,9 +53,7 @@ def the_state_is_donated(case: Case) -> str:
     ):
         leaves = jax.tree_util.tree_leaves_with_path(state)
         state = jax.block_until_ready(call(state))
-        kept = [
-            jax.tree_util.keystr(path) for path, x in leaves if not x.is_deleted()
-        ]
+        kept = [jax.tree_util.keystr(path) for path, x in leaves if not x.is_deleted()]
         if kept:
             raise AssertionError(f"C8: {name} copies {kept[0]}: it was not donated")
     return f"{len(jax.tree.leaves(state))} arrays"

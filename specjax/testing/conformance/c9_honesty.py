@@ -36,7 +36,9 @@ def counters_follow_from_the_log(case: Case) -> str:
             [sum(a > i for a in accepted) for i in range(depth)],
         )
         if (stats.accepted_by_position[row] > stats.drafted_by_position[row]).any():
-            raise AssertionError(f"C9: row {row}: more accepted than drafted at a depth")
+            raise AssertionError(
+                f"C9: row {row}: more accepted than drafted at a depth"
+            )
     return f"{len(trace.rounds)} rounds of {case.batch} rows"
 
 

@@ -179,7 +179,12 @@ def contract(check: Check) -> str:
 
 
 def uneven_requests(
-    vocab_size: int, *, sampled: bool, batch: int = 3, max_tokens: int = 32, seed: int = 0
+    vocab_size: int,
+    *,
+    sampled: bool,
+    batch: int = 3,
+    max_tokens: int = 32,
+    seed: int = 0,
 ) -> tuple[Request, ...]:
     """Rows of different lengths and budgets, the second with a prompt of one token.
 
