@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 Step = Callable[[str], None]
@@ -64,8 +71,8 @@ def steps(total: int) -> Iterator[Step]:
 
         yield say
         return
-    columns = [BarColumn(bar_width=24), MofNCompleteColumn()]
-    columns.append(TextColumn("{task.description}"))
+    columns: list[ProgressColumn] = [BarColumn(bar_width=24), MofNCompleteColumn()]
+    columns += [TextColumn("{task.description}"), TimeElapsedColumn()]
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total, completed=-1)
 

@@ -67,7 +67,10 @@ class TextStream:
 
 
 def logprob_table(completion: Completion, tokenizer: Tokenizer) -> Table:
-    """Each token, its log-probability, and the alternatives with theirs."""
+    """Each token, its log-probability, and the alternatives with theirs.
+
+    A token that is no whole text is shown by its id, as ``#123``.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("token")
     table.add_column("log p", justify="right")
@@ -75,7 +78,9 @@ def logprob_table(completion: Completion, tokenizer: Tokenizer) -> Table:
 
     def name(index: int) -> str:
         known = index < tokenizer.vocab_size
-        return repr(tokenizer.decode([index], special=True)) if known else f"#{index}"
+        text = tokenizer.decode([index], special=True) if known else ""
+        # a part of a character has no text of its own
+        return f"#{index}" if not text or "\ufffd" in text else repr(text)
 
     for index, entry in zip(completion.ids, completion.logprobs or (), strict=True):
         others = "  ".join(f"{name(i)} {value:.3f}" for i, value in entry.top)
