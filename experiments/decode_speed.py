@@ -1,8 +1,7 @@
 """How fast SmolLM2-135M decodes on CPU: specjax beside other decoders and the memory.
 
     python experiments/decode_speed.py --threads 1
-    python experiments/decode_speed.py --threads 1 \
-        --peers-python PEERS/bin/python --peers-models MODELS
+    python experiments/decode_speed.py --peers-python PEERS/bin/python --peers-models M
     python experiments/decode_speed.py --report experiments/results/decode_speed/X.json
 
 Four sections, in one session on cores of its own: plain decoding (A) and n-gram drafts
@@ -19,7 +18,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import arg
@@ -30,6 +29,7 @@ from speed import machine
 RESULTS = Path(__file__).resolve().parent / "results" / "decode_speed"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 QUICK_WIDTHS = (1, 8)
+DTYPES = ("float32", "bfloat16", "int8")
 SECTIONS = ("decode", "passes", "start")
 
 
@@ -45,6 +45,8 @@ class Options:
     """The Python of the peers' environment; without it only specjax is measured."""
     peers_models: Path | None = None
     """The folder that `experiments/peers/prepare.py` wrote."""
+    dtypes: tuple[Literal["float32", "bfloat16", "int8"], ...] = DTYPES
+    """Weight types of specjax's arms."""
     sections: tuple[str, ...] = SECTIONS
     """What to measure: decode (A and B), passes (C), start (D)."""
     per_kind: int = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,8 +20,6 @@ from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.models.build import WeightType
 from specjax.models.decoder import Decoder
-
-DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Clock:
         return time.perf_counter(), time.process_time()
 
 
-def load_all(model: str) -> dict[str, Checkpoint]:
+def load_all(model: str, dtypes: Sequence[str]) -> dict[str, Checkpoint]:
     """The model in each weight type."""
-    return {dtype: load(model, WeightType(dtype)) for dtype in DTYPES}
+    return {dtype: load(model, WeightType(dtype)) for dtype in dtypes}
 
 
 def bytes_read(decoder: Decoder) -> int:

@@ -71,54 +71,64 @@ def parts(
     """All that is timed, with ``context`` committed and the next token as anchor."""
     found = []
     for dtype, decoder in decoders.items():
+        filled = Filled.make(decoder, context)
         for width in widths:
-            found.append(_pass_part(dtype, decoder, context, width, passes))
-            found.append(_round_part(dtype, decoder, context, width, passes, 0.0))
+            found.append(_pass_part(dtype, filled, width, passes))
+            found.append(_round_part(dtype, filled, width, passes, 0.0))
             if width in SAMPLED_WIDTHS:
-                found.append(
-                    _round_part(dtype, decoder, context, width, passes, TEMPERATURE)
-                )
+                found.append(_round_part(dtype, filled, width, passes, TEMPERATURE))
     return found
 
 
-def _start(engine: Engine, context: Sequence[int], temperature: float) -> DecodeState:
-    request = Request(
-        prompt_ids=context, max_tokens=ROOM, temperature=temperature, seed=1
-    )
-    return engine.prefill(engine.start([request]))
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A decoder, and its state after all tokens of the context but the last."""
+
+    decoder: Decoder
+    context: Sequence[int]
+    state: DecodeState
+
+    @classmethod
+    def make(cls, decoder: Decoder, context: Sequence[int]) -> Filled:
+        """By a prefill, of which one serves all engines."""
+        engine = Engine(decoder, NullDrafter(), Greedy())
+        request = Request(prompt_ids=context, max_tokens=ROOM)
+        state = engine.prefill(engine.start([request]))
+        return cls(decoder, context, jax.block_until_ready(state))
+
+    def start(self, engine: Engine, temperature: float) -> DecodeState:
+        """A state for an engine whose drafter remembers nothing."""
+        request = Request(
+            prompt_ids=self.context, max_tokens=ROOM, temperature=temperature, seed=1
+        )
+        return engine.start([request]).replace(target=self.state.target)
 
 
-def _pass_part(
-    dtype: str, decoder: Decoder, context: Sequence[int], width: int, passes: int
-) -> Part:
-    state = _start(Engine(decoder, NullDrafter(), Greedy()), context, 0.0)
+def _pass_part(dtype: str, filled: Filled, width: int, passes: int) -> Part:
+    state = filled.state
     tokens = jnp.where(state.tokens < 0, 1, state.tokens)
 
     def call(_: Any) -> int:
-        jax.block_until_ready(
-            repeat_pass(decoder, state.target, tokens, width=width, passes=passes)
+        after = repeat_pass(
+            filled.decoder, state.target, tokens, width=width, passes=passes
         )
+        jax.block_until_ready(after)
         return passes
 
     return Part(dtype, "pass", width, lambda: None, call)
 
 
 def _round_part(
-    dtype: str,
-    decoder: Decoder,
-    context: Sequence[int],
-    width: int,
-    rounds: int,
-    temperature: float,
+    dtype: str, filled: Filled, width: int, rounds: int, temperature: float
 ) -> Part:
     """Rounds that have one width only, whatever is drafted."""
     engine = Engine(
-        decoder,
+        filled.decoder,
         NGram(k=width - 1) if width > 1 else NullDrafter(),
         Coupled() if temperature else Greedy(),
         EngineOptions(widths=(width,), rounds_per_call=rounds),
     )
-    state = _start(engine, context, temperature)
+    state = filled.start(engine, temperature)
 
     def prepare() -> DecodeState:
         # rounds consume their state: each call gets a copy of the same one

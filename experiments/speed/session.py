@@ -17,6 +17,7 @@ from speed import bandwidth, decode, machine, ours, passes, peers, starts
 Save = Callable[[], None]
 Step = Callable[[str], None]
 KEPT = (
+    "dtypes",
     "per_kind",
     "tokens",
     "repeats",
@@ -39,8 +40,8 @@ def measure(
     data["options"] = {name: getattr(options, name) for name in KEPT}
     data["versions"] = records.versions()
     data["commit"] = records.commit()
-    checkpoints = ours.load_all(options.model)
-    data["model"] = checkpoints["float32"].source
+    checkpoints = ours.load_all(options.model, options.dtypes)
+    data["model"] = any_of(checkpoints).source
     data["bytes_read"] = {
         dtype: ours.bytes_read(loaded.decoder) for dtype, loaded in checkpoints.items()
     }
@@ -61,18 +62,18 @@ def measure(
 
 def _count_steps(options: Any, widths: tuple[int, ...]) -> int:
     prompts = options.per_kind * len(KINDS)
-    arms = len(ours.DTYPES) * (1 + len(options.ks))
+    arms = len(options.dtypes) * (1 + len(options.ks))
     if options.peers_python is not None:
         arms += len(peers.ARMS)
     sampled = sum(width in passes.SAMPLED_WIDTHS for width in widths)
-    timed = len(ours.DTYPES) * (2 * len(widths) + sampled)
+    timed = len(options.dtypes) * (2 * len(widths) + sampled)
     each = {
         # each arm is compiled or loaded, then warmed up
         "decode": 2 * arms + options.repeats * prompts,
         "passes": timed + options.pass_repeats,
         "start": len(starts.DTYPES) * (1 + options.warm_starts),
     }
-    bandwidths = 2 * len(ours.DTYPES)
+    bandwidths = 2 * len(options.dtypes)
     return bandwidths + sum(each[section] for section in options.sections)
 
 
@@ -90,7 +91,7 @@ def _decode(
     step: Step,
     save: Save,
 ) -> None:
-    texts = read_texts(checkpoints["float32"], options.per_kind)
+    texts = read_texts(any_of(checkpoints), options.per_kind)
     capacity = max(len(text.ids) for text in texts) + options.tokens
     mine = ours.make_arms(
         checkpoints,
@@ -103,8 +104,7 @@ def _decode(
         "prefill_width": mine[0].engine.options.prefill_width,
         "widths": {str(a.k): list(a.engine.round_options.widths) for a in mine},
     }
-    worker = start_peers(options)
-    data["peers"] = worker and worker.ask(op="info")["versions"]
+    worker = start_peers(options, data)
     data["decode"] = []
     try:
         arms = decode.prepare(mine, worker, texts, step)
@@ -133,11 +133,11 @@ def _passes(
     save: Save,
 ) -> None:
     decoders = {dtype: loaded.decoder for dtype, loaded in checkpoints.items()}
-    texts = read_texts(checkpoints["float32"], None)
+    texts = read_texts(any_of(checkpoints), None)
     ids = [token for text in texts for token in text.ids][: options.context + 1]
     parts = passes.parts(decoders, ids, widths, options.passes)
     data["passes"], data["peer_passes"] = [], []
-    worker = start_peers(options)
+    worker = start_peers(options, data)
     try:
         for turn in passes.measure(parts, options.pass_repeats, step):
             data["passes"] += turn
@@ -156,6 +156,11 @@ def _starts(options: Any, data: dict[str, Any], step: Step, save: Save) -> None:
         save()
 
 
+def any_of(checkpoints: dict[str, Checkpoint]) -> Checkpoint:
+    """What they have in common can be asked of the first."""
+    return next(iter(checkpoints.values()))
+
+
 def read_texts(checkpoint: Checkpoint, per_kind: int | None) -> list[decode.Text]:
     """The bundled prompts in tokens."""
     assert checkpoint.tokenizer is not None
@@ -165,12 +170,16 @@ def read_texts(checkpoint: Checkpoint, per_kind: int | None) -> list[decode.Text
     ]
 
 
-def start_peers(options: Any) -> peers.Peers | None:
-    """A worker, if there is an environment for it."""
+def start_peers(options: Any, data: dict[str, Any]) -> peers.Peers | None:
+    """A worker, if there is an environment for it; its versions are kept."""
     if options.peers_python is None:
         return None
     log = Path(tempfile.gettempdir()) / "decode_speed_peers.log"
-    return peers.Peers(options.peers_python, options.peers_models, options.threads, log)
+    worker = peers.Peers(
+        options.peers_python, options.peers_models, options.threads, log
+    )
+    data["peers"] = worker.ask(op="info")["versions"]
+    return worker
 
 
 def peer_passes(
