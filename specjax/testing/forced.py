@@ -17,8 +17,14 @@ import numpy as np
 from flax import struct
 
 from specjax.decoding.interfaces import ProposalLaw, Tap
-from specjax.decoding.types import ANCHOR, Acceptance, Context, Proposal
-from specjax.decoding.types import Verdict, Window
+from specjax.decoding.types import (
+    ANCHOR,
+    Acceptance,
+    Context,
+    Proposal,
+    Verdict,
+    Window,
+)
 
 NO_DRAFTS = -1
 """An entry of ``accepts`` for a round in which the row drafts nothing."""

@@ -5,8 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.testing.conformance import c8_compile as c8
-from specjax.testing.conformance.hlo import host_calls, loop_instructions, parse
-from specjax.testing.conformance.hlo import rewrites
+from specjax.testing.conformance.hlo import (
+    host_calls,
+    loop_instructions,
+    parse,
+    rewrites,
+)
 from specjax.testing.conformance.matrix import Cell, case_of
 
 SHAPE = (3, 2, 128, 8)

@@ -91,9 +91,7 @@ def test_end_of_sequence_at_every_place_of_a_path(shapes):
     """At the first, a middle and the last accepted draft, as bonus, and beyond."""
     case = base()
     truth = case.plain.outputs
-    index = next(
-        i for i in range(9, len(truth[0])) if truth[0][i] not in truth[0][:i]
-    )
+    index = next(i for i in range(9, len(truth[0])) if truth[0][i] not in truth[0][:i])
     eos = truth[0][index], VOCAB - 1
     wanted = [until(output, eos) for output in truth]
     longest = len(shapes[0].path)

@@ -12,8 +12,14 @@ from flax import struct
 
 from specjax.decoding.interfaces import Drafter, Target
 from specjax.decoding.round import context_of
-from specjax.decoding.types import ANCHOR, Acceptance, Context, Proposal
-from specjax.decoding.types import Verdict, Window
+from specjax.decoding.types import (
+    ANCHOR,
+    Acceptance,
+    Context,
+    Proposal,
+    Verdict,
+    Window,
+)
 from specjax.decoding.windows import ancestor_mask, draft_window
 from specjax.testing.conformance.case import (
     Case,

@@ -38,7 +38,7 @@ def draft_model_is_a_replay(case: Case) -> str:
 
     Such a drafter has ``model``, a target, and its state ``model`` and ``lengths``.
     """
-    model = getattr(case.drafter, "model", None)
+    model: Any = getattr(case.drafter, "model", None)
     first = case.trace.last.drafter
     if not hasattr(model, "canonical") or not hasattr(first, "lengths"):
         raise Unsuitable("the drafter is not a model with a state of its own")

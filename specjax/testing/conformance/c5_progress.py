@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import jax
 import numpy as np
 
@@ -53,7 +55,7 @@ def finished_rows_are_frozen(case: Case) -> str:
 
 def _pairs(case: Case) -> list[tuple[Snapshot, Snapshot]]:
     snapshots = case.trace.snapshots
-    return list(zip(snapshots[:-1], snapshots[1:], strict=True))
+    return list(pairwise(snapshots))
 
 
 def _drafter_row(snapshot: Snapshot, row: int) -> list[np.ndarray]:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.interfaces import Target
 from specjax.decoding.types import DecodeState, FinishReason
 from specjax.testing.conformance.case import (
     Case,

@@ -99,7 +99,5 @@ def _is_cache(x: jax.Array) -> bool:
 
 def _programs() -> dict[str, int]:
     """How many programs each of the two compiled functions holds."""
-    return {
-        "run_rounds": run_rounds._cache_size(),
-        "prefill_chunk": prefill_chunk._cache_size(),
-    }
+    jitted: dict[str, Any] = {"run_rounds": run_rounds, "prefill_chunk": prefill_chunk}
+    return {name: function._cache_size() for name, function in jitted.items()}

@@ -16,14 +16,12 @@ _CALLED = re.compile(
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
-IN_PLACE = frozenset(
-    "parameter get-tuple-element tuple bitcast while conditional call scatter "
-    "dynamic-update-slice optimization-barrier async-start async-update async-done "
-    "opt-barrier".split()
-)
+PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
+CALLS = {"while", "conditional", "call", "async-start", "async-update", "async-done"}
+IN_PLACE = PASSED_ON | CALLS | {"scatter", "dynamic-update-slice"}
 """Operations whose result may be the operand's own memory, or that only pass it on."""
-COPIES = frozenset("copy copy-start transpose".split())
-HOST = frozenset("infeed outfeed send recv send-done recv-done".split())
+COPIES = {"copy", "copy-start", "transpose"}
+HOST = {"infeed", "outfeed", "send", "recv", "send-done", "recv-done"}
 HOST_TARGETS = ("callback", "host", "py_")
 
 
@@ -99,10 +97,7 @@ def loop_instructions(program: Program, *, rare: bool = True) -> list[Instructio
 
 def _idle(program: Program, name: str) -> bool:
     """A computation that only hands on (copies of) what it is given."""
-    return all(
-        x.op in ("parameter", "get-tuple-element", "tuple", "copy", "bitcast")
-        for x in program.get(name, [])
-    )
+    return all(x.op in PASSED_ON | {"copy"} for x in program.get(name, []))
 
 
 def rewrites(text: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:

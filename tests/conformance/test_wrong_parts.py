@@ -4,8 +4,6 @@ They are mistakes that other engines have made. A suite that lets one of them pa
 proves nothing by passing.
 """
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,61 +16,10 @@ from specjax.acceptance.greedy import Greedy
 from specjax.decoding.engine import Engine
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.noise import sample
-from specjax.drafters.ngram import NGram
-from specjax.testing.conformance import (
-    OF_ONE_RUN,
-    Case,
-    Unsuitable,
-    contract,
-    uneven_requests,
-)
 from specjax.testing.conformance import c2_no_trace as c2
 from specjax.testing.conformance import c4_rows as c4
 from specjax.testing.conformance import c6_poison as c6
-from specjax.testing.conformance import c7_boundaries as c7
-from specjax.testing.conformance import c8_compile as c8
-from specjax.testing.conformance.matrix import toy
-from specjax.testing.forced import accept_pattern, plant, trees_of
-
-K = 4
-
-
-@cache
-def sound(target: str, sampled: bool) -> Case:
-    """A case without a mistake: small trees with siblings, every accept count."""
-    made = toy(target)
-    vocab = made.decoder.vocab_size
-    return Case.plant(
-        lambda outputs: plant(
-            outputs, accept_pattern(40, len(outputs), K), trees_of(K), vocab
-        ),
-        target=made.decoder,
-        rule=Coupled() if sampled else Greedy(),
-        requests=uneven_requests(vocab, sampled=sampled, max_tokens=24),
-        toy=made,
-        widths=(K + 1,),
-    )
-
-
-def broken(case: Case, **changes) -> Case:
-    """The case with a mistake in it; what plain decoding emits is known to be right."""
-    faulty = case.but(**changes)
-    faulty.__dict__["plain"] = case.plain
-    return faulty
-
-
-def caught(case: Case, checks=OF_ONE_RUN) -> set[str]:
-    """The contracts that the case is found to break."""
-    found = set()
-    for check in checks:
-        try:
-            check(case)
-        except AssertionError as error:
-            assert str(error).startswith(contract(check)) or "C5" in str(error)
-            found.add(str(error)[:2])
-        except Unsuitable:
-            pass
-    return found
+from specjax.testing.conformance.controls import broken, caught, sound
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -217,7 +164,9 @@ class CommitsRejectedRows(Faulty):
         slots = acceptance.path.shape[1]
         some = acceptance.num_tokens > 0
         rows = jnp.arange(slots, dtype=jnp.int32)
-        path = jnp.where(acceptance.taken, acceptance.path, jnp.minimum(rows, width - 1))
+        path = jnp.where(
+            acceptance.taken, acceptance.path, jnp.minimum(rows, width - 1)
+        )
         return acceptance.replace(path=path, num_tokens=jnp.where(some, slots, 0))
 
 
@@ -266,6 +215,11 @@ def test_a_leak_of_unused_slots_is_caught():
         )
 
 
+class NoPrefill(Engine):
+    def prefill(self, state):
+        return state
+
+
 class ChangesWhatItReads(struct.PyTreeNode):
     """A target whose verify writes into the state that it was given."""
 
@@ -289,164 +243,3 @@ def test_a_verify_that_writes_is_caught():
     faulty = case.but(target=ChangesWhatItReads(case.target), engine_type=NoPrefill)
     with pytest.raises(AssertionError, match=r"C2: verify changed \['seen'\]"):
         c2.verify_changes_nothing(faulty)
-
-
-# Engines
-
-
-class NoPrefill(Engine):
-    def prefill(self, state):
-        return state
-
-
-class EvolvingKey(Engine):
-    """The key moves on with every call."""
-
-    def rounds(self, state):
-        new, log = super().rounds(state)
-        return new.replace(seeds=new.seeds + jnp.uint32(1)), log
-
-
-class DrafterWritesIntoTheTarget(Engine):
-    """A drafter that shares the target's cache has left something in it."""
-
-    def rounds(self, state):
-        new, log = super().rounds(state)
-        first = new.target.blocks[0]
-        blocks = (first.replace(k=first.k * 1.01), *new.target.blocks[1:])
-        return new.replace(target=new.target.replace(blocks=blocks)), log
-
-
-class CountsTheBonus(Engine):
-    """The target's own token is counted as an accepted draft."""
-
-    def rounds(self, state):
-        new, log = super().rounds(state)
-        more = (log.steps.committed > 0).astype(jnp.int32)
-        steps = log.steps.replace(accepted=log.steps.accepted + more)
-        stats = new.stats.replace(accepted=new.stats.accepted + more.sum(axis=0))
-        return new.replace(stats=stats), log.replace(steps=steps)
-
-
-class ForgetsARound(Engine):
-    """Rounds without drafts are not counted."""
-
-    def rounds(self, state):
-        before = jnp.array(state.stats.rounds)
-        new, log = super().rounds(state)
-        idle = log.steps.drafted[0] == 0
-        rounds = jnp.where(idle, before, new.stats.rounds)
-        return new.replace(stats=new.stats.replace(rounds=rounds)), log
-
-
-class ThawsFinishedRows(Engine):
-    """The state of a row goes on changing after its end."""
-
-    def rounds(self, state):
-        was_done = jnp.array(state.done)
-        new, log = super().rounds(state)
-        first = new.target.blocks[0]
-        k = jnp.where(was_done[:, None, None, None], first.k + 1.0, first.k)
-        blocks = (first.replace(k=k), *new.target.blocks[1:])
-        return new.replace(target=new.target.replace(blocks=blocks)), log
-
-
-@pytest.mark.parametrize(
-    ("mistake", "sampled", "contracts"),
-    [
-        (EvolvingKey, True, {"C1"}),
-        (DrafterWritesIntoTheTarget, False, {"C3"}),
-        (CountsTheBonus, False, {"C9"}),
-        (ForgetsARound, False, {"C9"}),
-        (ThawsFinishedRows, False, {"C5"}),
-    ],
-)
-def test_a_wrong_engine_is_caught(mistake, sampled, contracts):
-    case = sound("llama", sampled)
-    assert contracts <= caught(broken(case, engine_type=mistake))
-
-
-class LooksForTheEndOnlyAtTheEnd(Engine):
-    """An end-of-sequence id counts as the last token of a round, not inside one."""
-
-    @property
-    def round_options(self):
-        return super().round_options.replace(eos_ids=())
-
-    def rounds(self, state):
-        new, log = super().rounds(state)
-        last = jnp.take_along_axis(new.tokens, new.lengths[:, None] - 1, axis=1)
-        ids = jnp.asarray(self.options.eos_ids or (-9,), jnp.int32)
-        stop = jnp.any(last == ids, axis=1) & ~new.done
-        reason = jnp.where(stop, 1, new.finish_reason).astype(jnp.int32)
-        return new.replace(done=new.done | stop, finish_reason=reason), log
-
-
-def test_running_past_the_end_is_caught():
-    case = sound("llama", sampled=False)
-    with pytest.raises(AssertionError, match=r"C7: end-of-sequence ids"):
-        c7.eos_ends_rows(broken(case, engine_type=LooksForTheEndOnlyAtTheEnd))
-
-
-# Compiled programs
-
-
-class Rewriting(NGram):
-    """A drafter that keeps a cache and writes it anew in every round."""
-
-    def init(self, batch, capacity):
-        return jnp.zeros((batch, 2, capacity, 8), jnp.float32)
-
-    def observe(self, state, pending, window, verdict, acceptance):
-        if pending is None:
-            return state
-        num = acceptance.num_tokens.astype(jnp.float32)
-        return state * 0.5 + num[:, None, None, None]
-
-    def propose(self, state, context):
-        return super().propose(None, context)[0], ()
-
-
-class CallsTheHost(NGram):
-    """A drafter that asks the host."""
-
-    def propose(self, state, context):
-        proposal, _ = super().propose(state, context)
-        shape = jax.ShapeDtypeStruct(proposal.num_nodes.shape, jnp.int32)
-        num = jax.pure_callback(lambda n: np.asarray(n), shape, proposal.num_nodes)
-        return proposal.replace(num_nodes=num), None
-
-
-@pytest.mark.parametrize(
-    ("drafter", "told"),
-    [(Rewriting(k=2), "writes arrays"), (CallsTheHost(k=2), "calls the host")],
-    ids=["rewrites", "host"],
-)
-def test_a_costly_drafter_is_caught(drafter, told):
-    case = sound("llama", sampled=False).but(drafter=drafter, widths=(3,), planted=None)
-    with pytest.raises(AssertionError, match=f"C8: the (loop|round) {told}"):
-        c8.the_loop_copies_no_state(case)
-
-
-class AlwaysNew(Engine):
-    """Every engine has a drafter of another static part."""
-
-    made = 0
-
-    def rounds(self, state):
-        type(self).made += 1
-        drafter = NGram(k=2, max_n=3 + self.made % 2)
-        return Engine(self.target, drafter, self.rule, self.options).rounds(state)
-
-
-def test_a_retrace_is_caught():
-    case = sound("llama", sampled=False).but(
-        drafter=NGram(k=2), widths=(3,), planted=None, engine_type=AlwaysNew
-    )
-    requests = tuple(r for r in uneven_requests(61, sampled=False, max_tokens=22))
-    case = case.but(requests=requests)
-    _ = case.trace
-    jax.clear_caches()  # as if the warm-up had met only one of them
-    _ = case.but(engine_type=Engine).trace
-    with pytest.raises(AssertionError, match=r"C8: \d more traces of run_rounds"):
-        c8.nothing_is_traced_after_warm_up(case)
