@@ -158,11 +158,12 @@ def _write_slices(
     steps = min(picked.shape[2], capacity)
     # a slice that would cross the end is moved back by XLA; here it is moved knowingly
     starts = jnp.minimum(lengths, capacity - steps)
+    zero = jnp.int32(0)  # a plain 0 would be an int64 beside ``starts`` under x64
     for row in range(batch):
         entry = starts[row] + jnp.arange(steps, dtype=jnp.int32) - lengths[row]
         new = picked[row].at[:, entry].get(mode="clip")
         taken = (entry >= 0) & (entry < num[row])
-        at = (row, 0, starts[row], 0)
+        at = (jnp.int32(row), zero, starts[row], zero)
         old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
         mixed = jnp.where(taken[None, None, :, None], new[None], old)
         cache = jax.lax.dynamic_update_slice(cache, mixed, at)
