@@ -29,6 +29,13 @@ class Figure:
     high: float
 
 
+def known(figure: Figure | None) -> Figure:
+    """A figure that must be there."""
+    if figure is None:
+        raise ValueError("the file lacks the times that this figure is made of")
+    return figure
+
+
 def quartiles(values: Sequence[float]) -> Figure:
     """The median between the quartiles."""
     low, middle, high = np.quantile(np.asarray(values, float), [0.25, 0.5, 0.75])
@@ -78,8 +85,8 @@ def rate(record: Record, clock: str) -> float | None:
 def rates(data: Data, arm: str, clock: str) -> Figure | None:
     """Tokens a second over all runs of an arm."""
     values = [rate(r, clock) for r in of(data, arm)]
-    known = [value for value in values if value is not None]
-    return quartiles(known) if known else None
+    measured = [value for value in values if value is not None]
+    return quartiles(measured) if measured else None
 
 
 def prompt_ratios(
@@ -139,7 +146,7 @@ def bootstrap(
 def best_float32(data: Data) -> str | None:
     """The fastest of the peers' float32 engines, by its median on the wall."""
     present = [name for name in FLOAT32_ENGINES if name in arms(data)]
-    speeds = {name: rates(data, name, "wall") for name in present}
+    speeds = {name: known(rates(data, name, "wall")) for name in present}
     return max(present, key=lambda name: speeds[name].value) if present else None
 
 
@@ -193,6 +200,11 @@ class Passes:
     def time(self, part: str, width: int, clock: str = "wall") -> Figure:
         """The median over repeats."""
         return quartiles(list(self.ms(part, width, clock).values()))
+
+    def committed(self, part: str, width: int) -> float:
+        """Tokens a round."""
+        found = [r for r in self.records if (r["part"], r["width"]) == (part, width)]
+        return sum(r["committed"] for r in found) / sum(r["count"] for r in found)
 
     def plain_width(self, clock: str = "wall") -> int:
         """The width of the cheapest pass: the best plain step there is."""

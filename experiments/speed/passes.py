@@ -35,13 +35,16 @@ ROOM = 240
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Something to time: a call runs it and tells how many passes it made."""
+    """Something to time: a call tells how many passes it made, and tokens it committed.
+
+    The tokens matter: acceptance walks the accepted rows one by one.
+    """
 
     dtype: str
     part: str
     width: int
     prepare: Callable[[], Any]
-    call: Callable[[Any], int]
+    call: Callable[[Any], tuple[int, int]]
 
 
 @partial(jax.jit, static_argnames=("width", "passes"))
@@ -108,12 +111,12 @@ def _pass_part(dtype: str, filled: Filled, width: int, passes: int) -> Part:
     state = filled.state
     tokens = jnp.where(state.tokens < 0, 1, state.tokens)
 
-    def call(_: Any) -> int:
+    def call(_: Any) -> tuple[int, int]:
         after = repeat_pass(
             filled.decoder, state.target, tokens, width=width, passes=passes
         )
         jax.block_until_ready(after)
-        return passes
+        return passes, 0
 
     return Part(dtype, "pass", width, lambda: None, call)
 
@@ -134,10 +137,10 @@ def _round_part(
         # rounds consume their state: each call gets a copy of the same one
         return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
-    def call(copy: DecodeState) -> int:
+    def call(copy: DecodeState) -> tuple[int, int]:
         after, log = engine.rounds(copy)
         jax.block_until_ready(after)
-        return int(log.rounds)
+        return int(log.rounds), int(log.steps.committed.sum())
 
     return Part(dtype, "sampled" if temperature else "greedy", width, prepare, call)
 
@@ -163,7 +166,7 @@ def measure(
 def _time(part: Part, repeat: int) -> dict[str, Any]:
     prepared = part.prepare()
     clock = Clock()
-    count = part.call(prepared)
+    count, committed = part.call(prepared)
     wall, cpu = clock.lap()
     return {
         "dtype": part.dtype,
@@ -171,6 +174,7 @@ def _time(part: Part, repeat: int) -> dict[str, Any]:
         "width": part.width,
         "repeat": repeat,
         "count": count,
+        "committed": committed,
         "wall": wall,
         "cpu": cpu,
     }

@@ -80,8 +80,9 @@ def _drafts(data: f.Data) -> Any:
             if f.dtype_of(arm) == dtype and not f.is_plain(data, arm)
         ]
         for number, arm in enumerate(arms):
-            values = [f.speed_up(data, arm, "wall", kind) for kind in kinds]
-            values.append(f.speed_up(data, arm, "wall"))
+            values = [
+                f.known(f.speed_up(data, arm, "wall", kind)) for kind in (*kinds, None)
+            ]
             _bars(axes, values, number, len(arms), arm)
         axes.axhline(1, color="black", lw=1)
         axes.set_xticks(range(len(kinds) + 1), [*kinds, "mean"])

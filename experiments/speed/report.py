@@ -32,7 +32,8 @@ passes or rounds inside one jitted loop, over {context} committed tokens. *Pass*
 target's pass alone, on a state that stays as it is. T(W)/T(plain) divides by the
 cheapest pass (W = {plain}). *Greedy* and *sampled* (temperature 0.8) are whole rounds
 with n-gram drafts; *beside* is the share of the round that is not the pass, by the wall
-and by CPU time. The floor reads the weights once.
+and by CPU time; it grows with τ, the tokens a round, since acceptance looks at the
+accepted rows one by one. The floor reads the weights once.
 """,
     "D": """\
 Seconds from the start of `specjax generate` to the first characters. *Cold* has an
@@ -190,7 +191,7 @@ def _plain(data: f.Data) -> list[str]:
         hf = f"hf-{dtype}"
         wall, decode = (f.rates(data, arm, c) for c in ("wall", "decode"))
         floor = f.floor_ms(data, dtype)
-        share = floor and f"{floor * (decode or wall).value / 1e3:.0%}"
+        share = floor and f"{floor * f.known(decode or wall).value / 1e3:.0%}"
         rows.append(
             [
                 arm,
@@ -227,7 +228,7 @@ def _drafts_row(data: f.Data, arm: str, kinds: list[str]) -> list[str]:
     cells = []
     for kind in kinds:
         records = f.of(data, arm, kind)
-        cell = f"{f.speed_up(data, arm, 'wall', kind).value:.2f}×"
+        cell = f"{f.known(f.speed_up(data, arm, 'wall', kind)).value:.2f}×"
         tau, alpha = f.tau(records), f.alpha(records)
         cell += "" if tau is None else f" τ {tau:.2f}"
         cells.append(cell + ("" if alpha is None else f" α {alpha:.2f}"))
@@ -252,8 +253,9 @@ def _passes(data: f.Data) -> list[str]:
     parts = []
     for dtype in data["bytes_read"]:
         timed = f.Passes.of(data, dtype)
-        head = ["W", "pass", "T(W)/T(plain)", "by CPU", "greedy", "beside", "by CPU"]
-        head += ["sampled", "beside", "by CPU", "transformers' T(W)/T(plain)"]
+        head = ["W", "pass", "T(W)/T(plain)", "by CPU"]
+        head += ["greedy", "beside", "by CPU", "τ", "sampled", "beside", "by CPU", "τ"]
+        head += ["transformers' T(W)/T(plain)"]
         rows = [_pass_row(data, timed, dtype, width) for width in timed.widths()]
         floor = f.floor_ms(data, dtype)
         name = f"### {dtype}" + (f", floor {floor:.1f} ms" if floor else "")
@@ -270,12 +272,13 @@ def _pass_row(data: f.Data, timed: f.Passes, dtype: str, width: int) -> list[str
     ]
     for part in ("greedy", "sampled"):
         if width not in timed.widths(part):
-            row += [NONE] * 3
+            row += [NONE] * 4
             continue
         row += [
             show(timed.time(part, width), 1),
             percent(timed.overhead(part, width)),
-            f"{timed.overhead(part, width, 'cpu').value:.1%}",
+            f"{f.known(timed.overhead(part, width, 'cpu')).value:.1%}",
+            f"{timed.committed(part, width):.2f}",
         ]
     peer = f.peer_growth(data, dtype, width)
     return [*row, NONE if peer is None else f"{peer:.2f}"]
