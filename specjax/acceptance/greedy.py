@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from specjax.acceptance.descend import descend
+from specjax.decoding.argmax import first_argmax
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Proposal, Window
@@ -34,6 +34,6 @@ class Greedy(struct.PyTreeNode):
         """Walk down while a child is the argmax."""
 
         def choose(rows: jax.Array, depths: jax.Array) -> jax.Array:
-            return jnp.argmax(laws.adjusted_at(rows), axis=-1).astype(jnp.int32)
+            return first_argmax(laws.adjusted_at(rows))
 
         return descend(proposal, window, choose, max_depth=max_depth)

@@ -101,11 +101,14 @@ class Engine:
         """Commit every prompt but its last token. Consumes the state."""
         longest = int(jnp.max(state.prompt_lengths)) - 1
         width = self.options.prefill_width
+        # prefill counts nothing, and without the counters, whose shape follows k,
+        # drafters that have no state of their own share one compiled program
+        stats, state = state.stats, state.replace(stats=None)
         for start in range(0, longest, width):
             state = prefill_chunk(
                 self.target, self.drafter, state, jnp.int32(start), width=width
             )
-        return state
+        return state.replace(stats=stats)
 
     def rounds(self, state: DecodeState) -> tuple[DecodeState, LoopLog]:
         """The next rounds, at most ``rounds_per_call``. Consumes the state."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from specjax.decoding.argmax import first_argmax
 from specjax.decoding.types import Counts, Sampling, Window
 
 
@@ -127,7 +128,7 @@ def warp(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
 
 def one_hot_law(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """The log-law of the argmax (the lowest index among ties)."""
-    best = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
+    best = first_argmax(logits)[:, None]
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     return jnp.where(ids == best, jnp.float32(0.0), -jnp.inf)
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from specjax.decoding.argmax import first_argmax
+
 
 class Stream(enum.IntEnum):
     """Independent uses of randomness at one position.
@@ -67,4 +69,4 @@ def sample(
     target more often than with noise of its own.
     """
     noise = gumbel(seeds, positions, scores.shape[-1], Stream.TARGET)
-    return jnp.argmax(scores + noise, axis=-1).astype(jnp.int32)
+    return first_argmax(scores + noise)

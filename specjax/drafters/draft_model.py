@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.argmax import first_argmax
 from specjax.decoding.interfaces import ProposalLaw, Tap, Target
 from specjax.decoding.laws import Laws
 from specjax.decoding.noise import sample
@@ -139,7 +140,7 @@ class DraftModel(struct.PyTreeNode):
         laws = Laws(_logits(verdict), window, context.sampling, context.counts)
         adjusted = laws.adjusted_at(rows)
         if context.sampling.temperature is None:
-            return jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+            return first_argmax(adjusted)
         position = jnp.take_along_axis(
             window.positions, rows[:, None], axis=1, mode="clip"
         )
