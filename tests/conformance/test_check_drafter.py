@@ -8,6 +8,7 @@ import pytest
 from specjax.acceptance.greedy import Greedy
 from specjax.drafters.ngram import NGram
 from specjax.testing.conformance import CHECKS, Report, check_drafter
+from specjax.testing.conformance.controls import sound
 from specjax.testing.conformance.suite import find
 from specjax.testing.toys import toy_llama
 
@@ -35,7 +36,7 @@ def test_a_failure_is_reported_and_raised():
     def c0_never(case):
         raise AssertionError("C0: row 1, round 2: 3 is not 4")
 
-    report = Report((find(c0_never, None, "greedy"),))
+    report = Report((find(c0_never, sound("llama", False), "greedy"),))
     assert not report.ok and "FAILED" in str(report)
     with pytest.raises(AssertionError, match="greedy: C0: row 1, round 2: 3 is not 4"):
         report.assert_ok()

@@ -268,3 +268,13 @@ def test_one_token_prompt_and_prompt_of_one_chunk_and_one_more():
         )
         assert other.trace.outputs == other.plain.outputs
         print(c3.state_is_a_replay(other))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["llama", "hybrid"])
+def test_a_batch_of_nine(target):
+    """Beyond the batches whose keys are written by slices; each row as in three."""
+    case = base(target)
+    nine = case.for_rows([0, 1, 2] * 3)
+    assert nine.trace.outputs == case.trace.outputs * 3
+    print(c3.state_is_a_replay(nine))

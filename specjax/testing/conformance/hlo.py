@@ -103,19 +103,22 @@ def _idle(program: Program, name: str) -> bool:
 def rewrites(text: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """Instructions in a loop that write a whole array of one of these shapes anew.
 
-    Copies, in any layout or order of axes, and whatever else makes such an array
-    without updating it in place; of rare branches only the copies.
+    Copies in any layout, transposes, and whatever else makes such an array without
+    updating it in place; of rare branches only the copies.
     """
     program = parse(text)
-    large = {tuple(sorted(shape)) for shape in shapes}
+    large = set(shapes)
+    permuted = {tuple(sorted(shape)) for shape in shapes}
     common = {x.name for x in loop_instructions(program, rare=False)}
     found = []
     for instruction in loop_instructions(program):
-        if not any(tuple(sorted(shape)) in large for shape in instruction.shapes):
-            continue
         op = instruction.op
         if op == "fusion":
             op = _root_op(program, instruction)
+        same = any(shape in large for shape in instruction.shapes)
+        moved = any(tuple(sorted(shape)) in permuted for shape in instruction.shapes)
+        if not same and not (moved and op == "transpose"):
+            continue
         if op in COPIES or (op not in IN_PLACE and instruction.name in common):
             found.append(f"{instruction.name} ({instruction.op}, {op})")
     return found
