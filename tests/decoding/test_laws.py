@@ -155,6 +155,18 @@ def test_cut_offs_keep_every_tie_at_their_edge(cut: dict[str, Any]):
     assert np.flatnonzero(np.isfinite(np.asarray(got[0]))).tolist() == [1, 2, 3, 7]
 
 
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(0.4999, 1), (0.5001, 2), (0.7499, 2), (0.7501, 3), (0.8749, 3), (0.8751, 5)],
+)
+def test_top_p_keeps_the_fewest_whose_mass_reaches_it(top_p, kept):
+    # the last two tie, and stay or go together
+    row = np.log(np.array([0.25, 1 / 16, 0.5, 1 / 16, 0.125] + [1e-9] * 4))
+    made = sampling(temperature=[1.0], top_p=[top_p])
+    got = np.isfinite(np.asarray(warp(jnp.asarray([row] * B, jnp.float32), made)[0]))
+    assert set(np.flatnonzero(got)) == set([2, 0, 4, 1, 3][:kept])
+
+
 @pytest.mark.parametrize("top_p", [1.0, float(np.float32(1.0 - 2.0**-24))])
 def test_a_top_p_of_nearly_1_keeps_all_but_excluded_tokens(top_p: float):
     row = np.array([0.0, -np.inf, 0.1, -30.0, 0, 0, 0, 0, 0], np.float32)
