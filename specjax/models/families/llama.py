@@ -29,10 +29,15 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", default=hidden // heads)
+    kv_heads = fields.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise fields.error(
+            "num_key_value_heads", f"{kv_heads} does not divide {heads} query heads"
+        )
     bias = fields.boolean("attention_bias", default=False)
     mixer = AttentionConfig(
         num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", default=heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         rope=rope(fields, head_dim),
         qkv_bias=bias,
