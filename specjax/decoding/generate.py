@@ -243,12 +243,12 @@ class _Row:
         that is complete first ends the row, however many tokens a call brought.
         """
         assert self._detokenize is not None
-        keep, found = before, None
+        keep, text, found = before, "", None
         while found is None:
             keep += 1
-            self._text = self._detokenize(self._ids[:keep])
-            found = first_stop(self._text, self._request.stop)
-        self._text = self._text[:found]
+            text = self._detokenize(self._ids[:keep])
+            found = first_stop(text, self._request.stop)
+        self._text = text[:found]
         self._ids = self._ids[:keep]
         if self._logprobs is not None:
             self._logprobs = self._logprobs[:keep]
