@@ -121,6 +121,9 @@ class DraftModel(struct.PyTreeNode):
     ) -> DraftModelState:
         """Commit every valid row of a linear window."""
         num = window.valid.sum(axis=1, dtype=jnp.int32)
+        # The same number, but one that waits for the pass: else XLA may write the
+        # cache before the pass has read it, and for that copies it, every round.
+        num = jnp.minimum(num, num + jnp.any(verdict.bad, axis=1).astype(jnp.int32))
         rows = jnp.arange(window.width, dtype=jnp.int32)
         path = jnp.where(window.valid, rows, 0)
         taken = Acceptance(path=path, tokens=window.tokens, num_tokens=num)

@@ -86,3 +86,9 @@ def test_the_loop_over_several_widths_copies_no_cache(target):
     case = case_of(Cell(target, "ngram", "greedy", k=4))
     assert case.engine().round_options.widths == (1, 5)
     c8.the_loop_copies_no_state(case)
+
+
+@pytest.mark.parametrize("target", ["llama", "hybrid"])
+def test_a_draft_model_copies_no_cache(target):
+    """Its commit does not wait for an acceptance, but it must wait for its pass."""
+    c8.the_loop_copies_no_state(case_of(Cell(target, "draft-model", "coupled", k=4)))
