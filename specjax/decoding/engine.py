@@ -7,12 +7,14 @@ and ``rounds`` take one and return another, ``generate`` and ``stream`` do all o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
+from specjax.decoding.kinds import kinds
 from specjax.decoding.loop import LoopLog, prefill_chunk, run_rounds
 from specjax.decoding.requests import (
     Request,
@@ -106,7 +108,12 @@ class Engine:
         stats, state = state.stats, state.replace(stats=None)
         for start in range(0, longest, width):
             state = prefill_chunk(
-                self.target, self.drafter, state, jnp.int32(start), width=width
+                self.target,
+                self.drafter,
+                state,
+                jnp.int32(start),
+                width=width,
+                kinds=self.kinds,
             )
         return state.replace(stats=stats)
 
@@ -119,7 +126,13 @@ class Engine:
             state,
             options=self.round_options,
             max_rounds=self.options.rounds_per_call,
+            kinds=self.kinds,
         )
+
+    @cached_property
+    def kinds(self) -> Hashable:
+        """The classes of the three parts, which tell compiled programs apart."""
+        return kinds((self.target, self.drafter, self.rule))
 
     @property
     def round_options(self) -> RoundOptions:

@@ -6,6 +6,7 @@ rounds of a call did, from which every counter can be recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 
 import jax
@@ -25,7 +26,7 @@ class LoopLog(struct.PyTreeNode):
     steps: RoundLog  # every leaf with a leading axis of max_rounds
 
 
-@partial(jax.jit, static_argnames=("width",), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("width", "kinds"), donate_argnames=("state",))
 def prefill_chunk(
     target: Target,
     drafter: Drafter,
@@ -33,11 +34,13 @@ def prefill_chunk(
     start: jax.Array,
     *,
     width: int,
+    kinds: Hashable = (),
 ) -> DecodeState:
     """Commit the prompt tokens ``start .. start + width - 1``, all but the last one.
 
     A chunk is a window like any other: linear, with every row committed. ``start`` is
-    a scalar and must grow by ``width`` from call to call, from 0.
+    a scalar and must grow by ``width`` from call to call, from 0. For ``kinds`` see
+    ``specjax.decoding.kinds``: without it classes with equal fields may be mixed up.
     """
     stop = jnp.where(state.done, 0, state.prompt_lengths - 1)
     starts = jnp.broadcast_to(start, stop.shape).astype(jnp.int32)
@@ -63,7 +66,11 @@ def prefill_chunk(
     )
 
 
-@partial(jax.jit, static_argnames=("options", "max_rounds"), donate_argnames=("state",))
+@partial(
+    jax.jit,
+    static_argnames=("options", "max_rounds", "kinds"),
+    donate_argnames=("state",),
+)
 def run_rounds(
     target: Target,
     drafter: Drafter,
@@ -72,8 +79,12 @@ def run_rounds(
     *,
     options: RoundOptions,
     max_rounds: int,
+    kinds: Hashable = (),
 ) -> tuple[DecodeState, LoopLog]:
-    """At most ``max_rounds`` rounds; fewer once every row is done."""
+    """At most ``max_rounds`` rounds; fewer once every row is done.
+
+    For ``kinds`` see ``prefill_chunk``.
+    """
     step = partial(round_step, target, drafter, rule, options=options)
     batch = state.lengths.shape[0]
     empty = empty_log(options, max_rounds, batch, drafter.max_depth)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -11,6 +12,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.interfaces import FINAL, Tap
+from specjax.decoding.kinds import kinds
 from specjax.decoding.types import Acceptance, Verdict, Window
 from specjax.decoding.windows import spread_bad
 from specjax.models.config import AttentionConfig, DecoderConfig
@@ -78,7 +80,9 @@ class Decoder(struct.PyTreeNode):
             zip(self.blocks, state.blocks, strict=True), start=1
         ):
             rotary = tables.get(getattr(block.mixer.config, "rope", None))
-            x, added = _run_block(block, x, wide, block_state, state.lengths, rotary)
+            x, added = _run_block(
+                block, x, wide, block_state, state.lengths, rotary, kinds=kinds(block)
+            )
             seen[depth] = x
             pending.append(added)
         final = self.norm(x)
@@ -99,7 +103,14 @@ class Decoder(struct.PyTreeNode):
     ) -> CommittedState:
         """Fold the accepted path into every block's state."""
         blocks = tuple(
-            _commit_block(block.mixer, old, added, acceptance, state.lengths)
+            _commit_block(
+                block.mixer,
+                old,
+                added,
+                acceptance,
+                state.lengths,
+                kinds=kinds(block.mixer),
+            )
             for block, old, added in zip(
                 self.blocks, state.blocks, pending, strict=True
             )
@@ -138,7 +149,7 @@ class Decoder(struct.PyTreeNode):
 # the calls, and the compiled program is the unrolled one.
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="kinds")
 def _run_block(
     block: Block,
     x: jax.Array,
@@ -146,15 +157,23 @@ def _run_block(
     state: Any,
     lengths: jax.Array,
     rotary: RotaryTables | None,
+    *,
+    kinds: Hashable,
 ) -> tuple[jax.Array, Any]:
     y, added = block.mixer.mix(block.mixer_norm(x), window, state, lengths, rotary)
     x = x + y
     return x + block.feedforward(block.feedforward_norm(x)), added
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="kinds")
 def _commit_block(
-    mixer: Any, state: Any, pending: Any, acceptance: Acceptance, lengths: jax.Array
+    mixer: Any,
+    state: Any,
+    pending: Any,
+    acceptance: Acceptance,
+    lengths: jax.Array,
+    *,
+    kinds: Hashable,
 ) -> Any:
     return mixer.commit(state, pending, acceptance, lengths)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.interfaces import Target
+from specjax.decoding.kinds import kinds
 from specjax.decoding.requests import Request
 from specjax.decoding.windows import chunk_window
 from specjax.testing.conformance.case import Case, Unsuitable
@@ -116,12 +118,12 @@ def next_logits(target: Target, ids: list[int]) -> np.ndarray:
     window = chunk_window(
         tokens, jnp.zeros(1, jnp.int32), jnp.full(1, len(ids), jnp.int32), len(ids)
     )
-    logits = _verify(target, target.init(1, len(ids)), window)
+    logits = _verify(target, target.init(1, len(ids)), window, kinds=kinds(target))
     return np.asarray(logits)[0, -1].astype(np.float64)
 
 
-@partial(jax.jit)
-def _verify(target: Any, state: Any, window: Any) -> jax.Array:
+@partial(jax.jit, static_argnames="kinds")
+def _verify(target: Any, state: Any, window: Any, *, kinds: Hashable) -> jax.Array:
     return target.verify(state, window).logits
 
 

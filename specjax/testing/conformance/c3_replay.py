@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.interfaces import Target
+from specjax.decoding.kinds import kinds
 from specjax.decoding.types import Acceptance
 from specjax.decoding.windows import chunk_window
 from specjax.testing.conformance.case import (
@@ -89,12 +91,16 @@ def replay(model: Target, trace: Trace, lengths: set[int]) -> dict[int, Any]:
         if length in lengths:
             found[length] = canonical(model, state)
         if length < tokens.shape[1]:
-            state = _read_one(model, state, tokens, jnp.int32(length))
+            state = _read_one(
+                model, state, tokens, jnp.int32(length), kinds=kinds(model)
+            )
     return found
 
 
-@partial(jax.jit)
-def _read_one(model: Any, state: Any, tokens: jax.Array, at: jax.Array) -> Any:
+@partial(jax.jit, static_argnames="kinds")
+def _read_one(
+    model: Any, state: Any, tokens: jax.Array, at: jax.Array, *, kinds: Hashable
+) -> Any:
     """Verify a window of one token and commit it."""
     batch = tokens.shape[0]
     start = jnp.broadcast_to(at, (batch,))

@@ -7,8 +7,8 @@ the host. Runs are made when a check first asks for them and shared by all check
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
+from specjax.decoding.kinds import kinds
 from specjax.decoding.requests import Request
 from specjax.decoding.types import DecodeState, FinishReason
 from specjax.drafters.null import NullDrafter
@@ -230,14 +231,16 @@ def snapshot(
     )
 
 
-@jax.jit
-def _canonical(target: Any, state: Any) -> Any:
+@partial(jax.jit, static_argnames="kinds")
+def _canonical(target: Any, state: Any, *, kinds: Hashable) -> Any:
     return target.canonical(state)
 
 
 def canonical(target: Target, state: Any) -> Any:
     """The target's state in comparable form, or ``None`` if it has none."""
-    return _canonical(target, state) if hasattr(target, "canonical") else None
+    if not hasattr(target, "canonical"):
+        return None
+    return _canonical(target, state, kinds=kinds(target))
 
 
 def needs_canonical(case: Case) -> None:
