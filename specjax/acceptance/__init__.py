@@ -8,11 +8,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from specjax.acceptance.block import Block
 from specjax.acceptance.coupled import Coupled
 from specjax.acceptance.greedy import Greedy
+from specjax.acceptance.lossy import Threshold, Typical
+from specjax.acceptance.top_down import (
+    TopDown,
+    deterministic_children,
+    multi_round,
+    rejection,
+    without_replacement,
+)
+from specjax.acceptance.traversal import Traversal
 from specjax.decoding.interfaces import AcceptanceRule
 
-__all__ = ["RULES", "Coupled", "Greedy", "RuleEntry", "default_rule"]
+__all__ = ["RULES", "Block", "Coupled", "Greedy", "RuleEntry", "Threshold", "TopDown"]
+__all__ += ["Traversal", "Typical", "default_rule", "deterministic_children"]
+__all__ += ["multi_round", "rejection", "without_replacement"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +33,29 @@ class RuleEntry:
 
     build: Callable[[], AcceptanceRule]
     summary: str
-    samples: bool
+    samples: bool = True
     """Whether it follows a temperature above 0."""
 
 
 RULES: dict[str, RuleEntry] = {
     "greedy": RuleEntry(Greedy, "keeps the most probable token", samples=False),
-    "coupled": RuleEntry(
-        Coupled, "samples first, keeps a draft that is the sample", samples=True
+    "coupled": RuleEntry(Coupled, "samples first, keeps a draft that is the sample"),
+    "rejection": RuleEntry(rejection, "keeps a draft with probability min(1, p/q)"),
+    "block": RuleEntry(Block, "tests prefixes of a chain as a whole"),
+    "deterministic-children": RuleEntry(
+        deterministic_children, "trees whose nodes were chosen, not drawn"
     ),
+    "multi-round": RuleEntry(multi_round, "trees with siblings drawn independently"),
+    "without-replacement": RuleEntry(
+        without_replacement, "trees with siblings drawn without replacement"
+    ),
+    "traversal": RuleEntry(Traversal, "trees of independent draws, from the leaves up"),
+    "traversal-without-replacement": RuleEntry(
+        lambda: Traversal(replaced=False),
+        "trees drawn without replacement, from the leaves up",
+    ),
+    "lossy-typical": RuleEntry(Typical, "LOSSY: keeps what is typical of the target"),
+    "lossy-threshold": RuleEntry(Threshold, "LOSSY: keeps what passes a threshold"),
 }
 """By name."""
 

@@ -13,9 +13,9 @@ import jax
 from flax import struct
 
 from specjax.acceptance.descend import descend
+from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
-from specjax.decoding.noise import sample
 from specjax.decoding.types import Acceptance, Proposal, Window
 
 
@@ -33,15 +33,13 @@ class Coupled(struct.PyTreeNode):
         proposal: Proposal,
         window: Window,
         laws: Laws,
-        seeds: jax.Array,
+        draws: Draws,
         *,
         max_depth: int,
     ) -> Acceptance:
         """Walk down while a child is the token the target draws."""
-        # the token after a row at position t stands at t + 1
-        first = window.positions[:, 0] + 1
 
-        def choose(rows: jax.Array, depths: jax.Array) -> jax.Array:
-            return sample(laws.scores_at(rows), seeds, first + depths)
+        def choose(rows: jax.Array, depths: jax.Array, walking: jax.Array) -> jax.Array:
+            return draws.coupled(laws.scores_at(rows), depths, walking)
 
         return descend(proposal, window, choose, max_depth=max_depth)

@@ -7,6 +7,7 @@ from flax import struct
 
 from specjax.acceptance.descend import descend
 from specjax.decoding.argmax import first_argmax
+from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Proposal, Window
@@ -21,19 +22,20 @@ class Greedy(struct.PyTreeNode):
 
     name = "greedy"
     takes = frozenset(ProposalLaw)
+    samples = False
 
     def accept(
         self,
         proposal: Proposal,
         window: Window,
         laws: Laws,
-        seeds: jax.Array,
+        draws: Draws,
         *,
         max_depth: int,
     ) -> Acceptance:
         """Walk down while a child is the argmax."""
 
-        def choose(rows: jax.Array, depths: jax.Array) -> jax.Array:
+        def choose(rows: jax.Array, depths: jax.Array, walking: jax.Array) -> jax.Array:
             return first_argmax(laws.adjusted_at(rows))
 
         return descend(proposal, window, choose, max_depth=max_depth)

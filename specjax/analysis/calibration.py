@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.decoding.draws import RoundDraws
 from specjax.decoding.engine import Engine
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
 from specjax.decoding.laws import Laws
@@ -80,7 +81,8 @@ def _verify_window(
     verdict = target.verify(state.target, window)
     assert verdict.logits is not None
     laws = Laws(verdict.logits, window, state.sampling, state.counts)
-    accepted = rule.accept(proposal, window, laws, state.seeds, max_depth=nodes)
+    draws = RoundDraws(state.seeds, window.positions[:, 0])
+    accepted = rule.accept(proposal, window, laws, draws, max_depth=nodes)
     return accepted, verdict.pending
 
 

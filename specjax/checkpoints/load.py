@@ -92,7 +92,10 @@ def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
     name = str(path_or_name)
     if name in zoo.MODELS:
         return zoo.fetch(name, progress)
-    path = Path(path_or_name).expanduser()
+    try:
+        path = Path(path_or_name).expanduser()
+    except RuntimeError as error:  # no such user
+        raise CheckpointError(f"there is no {name!r}: {error}") from error
     if path.is_dir() or path.is_file():
         return path
     if isinstance(path_or_name, str) and looks_like_hub_id(name):

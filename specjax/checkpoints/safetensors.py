@@ -159,7 +159,11 @@ def _files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
         raise CheckpointError(f"{index} has no weight_map; download it again")
     for name, shard in weight_map.items():
         # A shard is a plain file name: anything else could point out of the folder.
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if (
+            not isinstance(shard, str)
+            or shard in ("", ".", "..")
+            or Path(shard).name != shard
+        ):
             raise CheckpointError(
                 f"{index} puts tensor {name!r} into {shard!r}, which is no file name"
             )

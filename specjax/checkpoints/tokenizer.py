@@ -66,6 +66,10 @@ class Tokenizer:
 
         Names of special tokens in the text become those tokens.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is no valid UTF-8: {error}") from error
         ids = self.inner.encode(text, add_special_tokens=False).ids
         return ids if self.bos_id is None else [self.bos_id, *ids]
 

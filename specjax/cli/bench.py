@@ -23,9 +23,9 @@ from specjax.cli import options as o
 from specjax.cli.console import stdout, steps
 from specjax.cli.engines import make_arm, needs_tokenizer
 from specjax.cli.errors import UsageError
+from specjax.cli.own import drafter_entry
 from specjax.cli.tables import LEGEND, summary_table
 from specjax.decoding.requests import Request
-from specjax.drafters import DRAFTERS
 from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
 
 
@@ -93,7 +93,7 @@ class Bench:
         o.one_of("--dtype", self.dtype, o.DTYPES)
         for drafter in self._named(self.drafters, "--drafters"):
             for k in self._named(self.k, "--k"):
-                o.check_drafter(drafter, k, self.ngram, self.draft.draft_model)
+                o.check_drafter(drafter, k, self.ngram, self.draft)
         sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
         o.build_request([0], sampling, self.max_tokens)
         o.at_least("--max-tokens", self.max_tokens, 1)
@@ -136,7 +136,9 @@ class Bench:
         if self.draft.draft_model is not None:
             draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
         pairs = [("none", 0)]
-        pairs += [(d, k) for d in self.drafters if DRAFTERS[d].drafts for k in self.k]
+        pairs += [
+            (d, k) for d in self.drafters if drafter_entry(d).drafts for k in self.k
+        ]
         longest = max(len(request.prompt_ids) for request in requests)
         rule = RULES[default_rule(self.temperature)].build()
         return [

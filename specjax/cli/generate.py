@@ -13,13 +13,14 @@ from typing import Any
 from specjax.analysis.runs import warm_up
 from specjax.checkpoints import Checkpoint
 from specjax.cli import options as o
-from specjax.cli.console import has_colour, stderr, stdout
+from specjax.cli.console import has_colour, print_error, stderr, stdout
 from specjax.cli.engines import detokenizer, needs_tokenizer
 from specjax.cli.errors import UsageError
+from specjax.cli.own import drafter_entry
 from specjax.cli.stream import TextStream, logprob_table
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import Completion, Generation, Times
-from specjax.drafters import DRAFTERS
+from specjax.decoding.types import FinishReason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +96,22 @@ class Generate:
                 sys.stdout.write(stream.push(completions[0]))
                 sys.stdout.flush()
         completion = generation.completions[0]
+        broken = completion.finish_reason is FinishReason.NAN
+        if broken:
+            print_error("the model's own logits are not finite: its weights are broken")
         if self.json:
             print(json.dumps(self._as_json(completion, generation.times)))
-            return 0
+            return 1 if broken else 0
         print(stream.finish(completion), flush=True)
         if completion.logprobs is not None:
             console.print(logprob_table(completion, tokenizer))
         self._print_stats(completion, generation.times)
-        return 0
+        return 1 if broken else 0
 
     def _check(self) -> None:
         """What can be said before anything is loaded."""
-        o.check_drafter(self.drafter, self.k, self.ngram, self.draft.draft_model)
-        if self.draft.draft_model and not DRAFTERS[self.drafter].needs_model:
+        o.check_drafter(self.drafter, self.k, self.ngram, self.draft)
+        if self.draft.draft_model and not drafter_entry(self.drafter).needs_model:
             raise UsageError(
                 f"--draft-model does nothing with --drafter {self.drafter}: "
                 "set --drafter draft-model, or leave it out"
@@ -124,7 +128,7 @@ class Generate:
         draft = None
         if self.draft.draft_model is not None:
             draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
-        drafter = o.build_drafter(self.drafter, self.k, self.ngram, draft)
+        drafter = o.build_drafter(self.drafter, self.k, self.ngram, draft, self.draft)
         limit = o.check_prompt("the prompt", prompt, self.capacity, checkpoint)
         o.check_depth(drafter, limit)
         settings = EngineOptions(
@@ -172,7 +176,7 @@ class Generate:
         return fields
 
     def _stats(self, completion: Completion, times: Times) -> dict[str, Any]:
-        drafts = DRAFTERS[self.drafter].drafts
+        drafts = drafter_entry(self.drafter).drafts
         tokens = len(completion.ids)
         return {
             "drafter": self.drafter,

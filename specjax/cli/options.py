@@ -13,9 +13,12 @@ from specjax.acceptance import RULES, default_rule
 from specjax.checkpoints import Checkpoint, load, progress_bar
 from specjax.checkpoints.errors import close_names
 from specjax.cli.errors import UsageError
+from specjax.cli.own import drafter_entry
 from specjax.decoding.interfaces import AcceptanceRule, Drafter
 from specjax.decoding.requests import Request, RequestError
 from specjax.drafters import DRAFTERS, DrafterOptions
+from specjax.drafters.drawing import Pick
+from specjax.drafters.ngram import LONGEST_MATCH
 from specjax.models.build import WeightType
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -45,7 +48,7 @@ PromptsFile = Annotated[
     conf.arg(metavar="FILE", help_behavior_hint="(default: the bundled prompts)"),
 ]
 DType = Annotated[str, conf.arg(metavar="|".join(DTYPES))]
-DrafterName = Annotated[str, conf.arg(metavar="|".join(DRAFTERS))]
+DrafterName = Annotated[str, conf.arg(metavar="|".join([*DRAFTERS, "FILE.py:CLASS"]))]
 RuleName = Annotated[
     str | None,
     conf.arg(
@@ -83,6 +86,13 @@ class DraftModelOptions:
 
     draft_model: OptionalModel = None
     """A small model with the target's tokenizer, named as --model names the target."""
+    draft_pick: Annotated[str, conf.arg(metavar="|".join(p.value for p in Pick))] = (
+        "coupled"
+    )
+    """When sampling: "coupled" drafts with the target's own noise, "drawn" with noise
+    of its own (for --rule rejection and block), "best" the most probable token."""
+    draft_least: float = 0.0
+    """Stop a draft before its probability, by the draft model, falls below this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,31 +150,43 @@ def load_model(option: str, name: str, dtype: str) -> Checkpoint:
 
 
 def check_drafter(
-    name: str, k: int, ngram: NGramOptions, draft_model: str | None
+    name: str, k: int, ngram: NGramOptions, draft: DraftModelOptions
 ) -> None:
     """What can be said before anything is loaded."""
-    entry = DRAFTERS[one_of("--drafter", name, DRAFTERS)]
+    entry = drafter_entry(name)
     if entry.drafts:
         at_least("--k", k, 1, "use --drafter none for plain decoding")
     at_least("--min-n", ngram.min_n, 1)
     at_least("--max-n", ngram.max_n, ngram.min_n, "it cannot be below --min-n")
-    if entry.needs_model and draft_model is None:
+    if ngram.max_n > LONGEST_MATCH:
+        raise UsageError(f"--max-n {ngram.max_n}: it must be at most {LONGEST_MATCH}")
+    one_of("--draft-pick", draft.draft_pick, [p.value for p in Pick])
+    if not 0 <= draft.draft_least <= 1:
+        raise UsageError(f"--draft-least {draft.draft_least}: it must lie in 0 .. 1")
+    if entry.needs_model and draft.draft_model is None:
         raise UsageError(
             f"--drafter {name} needs a model: give --draft-model NAME|PATH"
         )
 
 
 def build_drafter(
-    name: str, k: int, ngram: NGramOptions, draft: Checkpoint | None
+    name: str,
+    k: int,
+    ngram: NGramOptions,
+    draft: Checkpoint | None,
+    settings: DraftModelOptions | None = None,
 ) -> Drafter:
-    """A drafter out of the registry."""
+    """A drafter out of the registry, or of the user's own."""
+    settings = settings or DraftModelOptions()
     options = DrafterOptions(
         k=k,
         min_n=ngram.min_n,
         max_n=ngram.max_n,
         model=None if draft is None else draft.decoder,
+        pick=Pick(settings.draft_pick),
+        least=settings.draft_least,
     )
-    return DRAFTERS[name].build(options)
+    return drafter_entry(name).build(options)
 
 
 def load_draft_model(name: str, dtype: str, target: Checkpoint) -> Checkpoint:

@@ -7,7 +7,8 @@ and ``rounds`` take one and return another, ``generate`` and ``stream`` do all o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+import numbers
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
 from specjax.decoding.kinds import kinds
 from specjax.decoding.loop import LoopLog, prefill_chunk, run_rounds
+from specjax.decoding.pairs import PairError, check_pair
 from specjax.decoding.requests import (
     Request,
     RequestError,
@@ -30,10 +32,6 @@ from specjax.decoding.types import NO_TOKEN, DecodeState
 
 CAPACITY_STEP = 128
 """Capacities are rounded up to a multiple of this, so that few shapes are compiled."""
-
-
-class PairError(ValueError):
-    """A target, drafter and rule that do not go together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,28 @@ class EngineOptions:
     widths: tuple[int, ...] | None = None
     """Window widths to compile; ``None``: see ``default_widths``."""
     top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        # they are static arguments of compiled programs, so they must be hashable
+        object.__setattr__(self, "eos_ids", _integers("eos_ids", self.eos_ids))
+        if self.widths is not None:
+            object.__setattr__(self, "widths", _integers("widths", self.widths))
+        for name in ("capacity_at_least", "prefill_width", "rounds_per_call"):
+            _integers(name, [getattr(self, name)])
+        for name in ("max_capacity", "top_logprobs"):
+            value = getattr(self, name)
+            _integers(name, [] if value is None else [value])
+
+
+def _integers(name: str, values: object) -> tuple[int, ...]:
+    listed = sorted(values) if isinstance(values, set | frozenset) else values
+    if not isinstance(listed, Iterable) or isinstance(listed, str):
+        raise PairError(f"{name} = {values!r}: it must be a list of integers")
+    listed = np.asarray(listed).tolist() if isinstance(listed, np.ndarray) else listed
+    for value in listed:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise PairError(f"{name} = {values!r}: {value!r} is not an integer")
+    return tuple(int(value) for value in listed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +93,7 @@ class Engine:
         if not requests:
             raise RequestError("no requests: give at least one")
         check_ids(requests, vocab)
+        check_rule(self.rule, requests)
         capacity = self._capacity(requests)
         limits, reasons = limits_of(requests, self.options.max_capacity or capacity)
         batch = len(requests)
@@ -168,20 +189,17 @@ def default_widths(max_nodes: int) -> tuple[int, ...]:
     return tuple(sorted({1, *middle, full}))
 
 
-def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
-    """Refuse a drafter that the rule is not exact for, or of another vocabulary."""
-    if drafter.law not in rule.takes:
-        takes = ", ".join(sorted(law.value for law in rule.takes))
-        raise PairError(
-            f"rule {_name(rule)} takes {takes} proposals, but drafter {_name(drafter)} "
-            f"makes {drafter.law.value} ones: its output would not be the target's"
-        )
-    vocab = getattr(drafter, "vocab_size", None)
-    if vocab is not None and vocab != target.vocab_size:
-        raise PairError(
-            f"drafter {_name(drafter)} has a vocabulary of {vocab}, the target of "
-            f"{target.vocab_size}: they must share their token ids"
-        )
+def check_rule(rule: AcceptanceRule, requests: Sequence[Request]) -> None:
+    """Refuse a temperature that the rule would not follow."""
+    if getattr(rule, "samples", True):
+        return
+    for row, request in enumerate(requests):
+        if request.temperature > 0:
+            raise RequestError(
+                f"temperature = {request.temperature} of request {row}: rule "
+                f"{getattr(rule, 'name', type(rule).__name__)} is greedy; choose one "
+                "that samples (Coupled), or temperature 0"
+            )
 
 
 def check_options(target: Target, drafter: Drafter, options: EngineOptions) -> None:
@@ -214,7 +232,3 @@ def check_options(target: Target, drafter: Drafter, options: EngineOptions) -> N
             f"widths = {widths}: the last must be max_nodes + 1 = "
             f"{drafter.max_nodes + 1}, the widest window there is"
         )
-
-
-def _name(part: object) -> str:
-    return getattr(part, "name", type(part).__name__)

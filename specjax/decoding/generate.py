@@ -116,15 +116,18 @@ class Generation:
         self._engine = engine
         self._requests = list(requests)
         self._detokenize = detokenize
-        self._rows = [_Row(request, detokenize) for request in requests]
+        self._rows: list[_Row] = []
         self.completions: list[Completion] = []
         self.times = Times(0.0, 0.0)
 
     def __iter__(self) -> Iterator[list[Completion]]:
+        # a second iteration is a run of its own
+        self._rows = [_Row(request, self._detokenize) for request in self._requests]
         start = time.perf_counter()
         state = self._engine.prefill(self._engine.start(self._requests))
         jax.block_until_ready(state.lengths)
         prefill = time.perf_counter() - start
+        self.times = Times(prefill, 0.0)
         self.completions = self._so_far(state)
         while not bool(np.all(np.asarray(state.done))):
             state, log = self._engine.rounds(state)
@@ -237,17 +240,20 @@ class _Row:
             self._cut(before)
 
     def _cut(self, before: int) -> None:
-        """Keep the ids up to the one that completes the stop, the text before it.
+        """Keep the ids up to the one that completes a stop, the text before it.
 
         Token by token, as if they had come one by one: of several stop strings the one
-        that is complete first ends the row, however many tokens a call brought.
+        that is complete first ends the row, however many tokens a call brought. A
+        character whose last bytes are still to come is not text yet.
         """
         assert self._detokenize is not None
-        keep, text, found = before, "", None
-        while found is None:
-            keep += 1
+        for keep in range(before + 1, len(self._ids) + 1):
             text = self._detokenize(self._ids[:keep])
-            found = first_stop(text, self._request.stop)
+            found = first_stop(text.rstrip("\ufffd"), self._request.stop)
+            if found is not None:
+                break
+        else:
+            return
         self._text = text[:found]
         self._ids = self._ids[:keep]
         if self._logprobs is not None:

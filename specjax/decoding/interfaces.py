@@ -11,8 +11,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import jax
-
+from specjax.decoding.draws import Draws
 from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 
@@ -118,7 +117,13 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class AcceptanceRule(Protocol):
-    """A test that keeps a prefix or tree path of the drafts, and adds a token."""
+    """A test that keeps a prefix or tree path of the drafts, and adds a token.
+
+    Three things about a rule go without saying, unless an attribute says otherwise: it
+    follows a temperature (``samples = False``: it is greedy), with a seed it emits the
+    very tokens of plain decoding (``same_tokens = False``: tokens of the same law), and
+    it takes trees (``chains_only = True``).
+    """
 
     @property
     def takes(self) -> frozenset[ProposalLaw]:
@@ -130,7 +135,7 @@ class AcceptanceRule(Protocol):
         proposal: Proposal,
         window: Window,
         laws: Laws,
-        seeds: jax.Array,
+        draws: Draws,
         *,
         max_depth: int,
     ) -> Acceptance:

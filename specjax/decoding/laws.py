@@ -56,6 +56,10 @@ class Laws(struct.PyTreeNode):
         """The log-law up to a constant; ``-inf`` where it is zero."""
         return warp(self.adjusted_at(rows), self.sampling)
 
+    def probs_at(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
+        """The law."""
+        return jax.nn.softmax(self.scores_at(rows), axis=-1)
+
     def log_probs_at(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
         """The normalised log-law."""
         return jax.nn.log_softmax(self.scores_at(rows), axis=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -40,43 +41,90 @@ class Request:
     stop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        # frozen, and copied: what the caller does to its list later changes nothing
+        object.__setattr__(self, "prompt_ids", _ids("prompt_ids", self.prompt_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _strings("stop", stop))
         if len(self.prompt_ids) == 0:
             raise RequestError("prompt_ids is empty: a prompt needs at least one token")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise RequestError(f"max_tokens = {self.max_tokens}: it cannot be negative")
-        if not 0 <= self.seed < 2**32:
-            raise RequestError(f"seed = {self.seed}: it must be in 0 .. 2**32 - 1")
-        self._in("temperature", 0 <= self.temperature < math.inf, "0 or more")
-        self._in("top_k", self.top_k >= 0, "0 (all) or more")
-        self._in("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        self._in("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        if self.max_tokens is not None:
+            self._in(
+                "max_tokens", 0 <= self._integer("max_tokens") < 2**31, "0 or more"
+            )
+        self._in("seed", 0 <= self._integer("seed") < 2**32, "in 0 .. 2**32 - 1")
+        self._in("temperature", 0 <= self._number("temperature") < LARGEST, "0 or more")
+        self._in("top_k", 0 <= self._integer("top_k") < 2**31, "0 (all) or more")
         self._in(
-            "repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"
+            "top_p",
+            1e-30 <= self._number("top_p") <= 1,
+            "above 0 (1e-30) and at most 1",
         )
-        self._in("presence_penalty", math.isfinite(self.presence_penalty), "finite")
-        self._in("frequency_penalty", math.isfinite(self.frequency_penalty), "finite")
+        self._in("min_p", 0 <= self._number("min_p") <= 1, "between 0 and 1")
+        repetition = self._number("repetition_penalty")
+        self._in(
+            "repetition_penalty", 1e-3 <= repetition <= 1e3, "above 0: 0.001 .. 1000"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._in(name, abs(self._number(name)) <= 1e6, "finite: -1e6 .. 1e6")
         for token, value in self.logit_bias.items():
-            if not value < math.inf:
+            _integer("logit_bias: an id", token)
+            if not (_is_number(value) and (value == -math.inf or abs(value) <= 1e6)):
                 raise RequestError(
-                    f"logit_bias of id {token} = {value}: it must be finite, "
+                    f"logit_bias of id {token} = {value}: it must be in -1e6 .. 1e6, "
                     "or -inf to exclude the id"
                 )
-        if any(not text for text in self.stop):
-            raise RequestError("stop holds an empty string: it would stop everything")
+
+    def _integer(self, name: str) -> int:
+        return _integer(name, getattr(self, name))
+
+    def _number(self, name: str) -> float:
+        value = getattr(self, name)
+        if not _is_number(value):
+            raise RequestError(f"{name} = {value!r}: it must be a number")
+        return float(value)
 
     def _in(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:
             raise RequestError(f"{name} = {getattr(self, name)}: it must be {wanted}")
 
 
+LARGEST = 1e30
+"""Numbers are held as float32, where a larger one times a logit would overflow."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
+        return int(value)
+    raise RequestError(f"{name} = {value!r}: it must be an integer")
+
+
+def _ids(name: str, values: object) -> tuple[int, ...]:
+    """Token ids as plain integers, from any flat sequence or array of integers."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise RequestError(f"{name} = {values!r}: it must be a list of token ids")
+    if isinstance(values, np.ndarray | jax.Array):
+        values = np.asarray(values).tolist()
+    listed = list(values)  # pyright: ignore[reportArgumentType]
+    return tuple(_integer(f"{name}[{i}]", value) for i, value in enumerate(listed))
+
+
+def _strings(name: str, values: object) -> tuple[str, ...]:
+    if not isinstance(values, Sequence) or not all(isinstance(v, str) for v in values):
+        raise RequestError(f"{name} = {values!r}: it must be a list of strings")
+    if "" in values:
+        raise RequestError(f"{name} holds an empty string: it would stop everything")
+    return tuple(values)
+
+
 def check_ids(requests: Sequence[Request], vocab_size: int) -> None:
     """Every prompt id and biased id lies in the vocabulary."""
     for row, request in enumerate(requests):
-        ids = np.asarray(request.prompt_ids, np.int64)
-        if ids.ndim != 1:
-            raise RequestError(f"prompt_ids of request {row} is not a flat list of ids")
-        outside = ids[(ids < 0) | (ids >= vocab_size)]
-        if outside.size:
+        outside = [i for i in request.prompt_ids if not 0 <= i < vocab_size]
+        if outside:
             raise RequestError(
                 f"prompt_ids of request {row} holds {outside[0]}, outside the "
                 f"vocabulary of {vocab_size}"
@@ -87,6 +135,11 @@ def check_ids(requests: Sequence[Request], vocab_size: int) -> None:
                     f"logit_bias of request {row} names id {token}, outside the "
                     f"vocabulary of {vocab_size}"
                 )
+        excluded = sum(value == -math.inf for value in request.logit_bias.values())
+        if excluded == vocab_size:
+            raise RequestError(
+                f"logit_bias of request {row} excludes every id: nothing is left to say"
+            )
 
 
 def sampling_of(requests: Sequence[Request], vocab_size: int) -> Sampling:

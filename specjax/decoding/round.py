@@ -16,9 +16,11 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from specjax.decoding.cut import cut
+from specjax.decoding.draws import RoundDraws
 from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
 from specjax.decoding.laws import Laws
 from specjax.decoding.logprobs import Logprobs, path_logprobs
+from specjax.decoding.pairs import check_law
 from specjax.decoding.stats import count_round
 from specjax.decoding.types import (
     Acceptance,
@@ -96,6 +98,7 @@ def round_step(
     """One round for the whole batch. Finished rows are frozen."""
     context = context_of(state)
     proposal, drafted_pending = drafter.propose(state.drafter, context)
+    check_law(drafter, proposal, target.vocab_size)
     window = draft_window(
         context.anchor, context.lengths, context.room, proposal, target.vocab_size
     )
@@ -156,9 +159,8 @@ def _accept(
         num_nodes=jnp.minimum(proposal.num_nodes, nodes),
         log_q=None if proposal.log_q is None else proposal.log_q[:, : nodes + 1],
     )
-    acceptance = rule.accept(
-        narrow, sound, laws, state.seeds, max_depth=drafter.max_depth
-    )
+    draws = RoundDraws(state.seeds, window.positions[:, 0])
+    acceptance = rule.accept(narrow, sound, laws, draws, max_depth=drafter.max_depth)
     logprobs = None
     if options.top_logprobs is not None:
         logprobs = path_logprobs(verdict.logits, acceptance, options.top_logprobs)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from specjax.decoding.interfaces import Drafter, Target
 from specjax.drafters.draft_model import DraftModel
+from specjax.drafters.drawing import Pick
+from specjax.drafters.length import Confidence
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 
@@ -29,6 +31,10 @@ class DrafterOptions:
     """Longest match of an n-gram drafter."""
     model: Target | None = None
     """The loaded draft model."""
+    pick: Pick = Pick.COUPLED
+    """How a draft model picks its tokens."""
+    least: float = 0.0
+    """A draft model's drafts end where their probability would fall below this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,8 @@ class DrafterEntry:
 def _draft_model(options: DrafterOptions) -> Drafter:
     if options.model is None:
         raise ValueError("a draft model is needed: load one and give it as model")
-    return DraftModel(options.model, options.k)
+    length = Confidence(options.least) if options.least > 0 else None
+    return DraftModel(options.model, options.k, pick=options.pick, length=length)
 
 
 DRAFTERS: dict[str, DrafterEntry] = {

@@ -1,52 +1,67 @@
 """An independent draft model: any target that shares the vocabulary, drafting a chain.
 
-(Leviathan, Kalman, Matias, 2211.17192; Chen et al., 2302.01318.) Its state is a target
-state of its own and holds only committed tokens: what it guesses is read through
-windows on top of that state and never written, so there is nothing to trim after a
-rejection and nothing to fill in after a full accept.
+(Leviathan, Kalman, Matias, 2211.17192; Chen et al., 2302.01318.)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.argmax import first_argmax
 from specjax.decoding.interfaces import ProposalLaw, Tap, Target
 from specjax.decoding.laws import Laws
-from specjax.decoding.noise import sample
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
-from specjax.decoding.windows import chunk_window
+from specjax.drafters.drawing import Pick, Warping, pick
+from specjax.drafters.length import LengthPolicy
+from specjax.drafters.model_state import (
+    CaughtUp,
+    DraftModelState,
+    catch_up,
+    drafts_window,
+    empty_state,
+    observe,
+    safe_logits,
+)
 
 
-class DraftModelState(struct.PyTreeNode):
-    """The model's own state, and how many committed tokens it has taken in."""
+class Chain(NamedTuple):
+    """A draft as it grows."""
 
-    model: Any
-    lengths: jax.Array  # [B] int32
+    tokens: Int[Array, "B K"]
+    log_q: Float[Array, "B W V"] | None
+    count: Int[Array, " B"]
+    open: Bool[Array, " B"]  # rows whose draft may grow
+    confidence: Float[Array, " B"]
 
 
 class DraftModel(struct.PyTreeNode):
-    """``k`` tokens drawn one after the other from a smaller model.
+    """At most ``k`` tokens picked one after the other from a smaller model.
 
     The first pass of a round takes in the tokens committed since the last one, at most
-    ``k + 1``; the ``k - 1`` others read the drafts so far as a window. Rows that sample
-    draw with the target's noise, which agrees with the target most often; so, given
-    the seed, the drafts are deterministic.
+    ``k + 1``; each other one reads the drafts so far as a window. ``pick`` says how a
+    token is chosen, ``warping`` under which settings (the request's, if ``None``), and
+    ``length`` when to stop early (at ``k``, if ``None``).
     """
 
     name = "draft-model"
-    law = ProposalLaw.DETERMINISTIC
     model: Target
     k: int = struct.field(pytree_node=False)
+    pick: Pick = struct.field(pytree_node=False, default=Pick.COUPLED)
+    warping: Warping | None = struct.field(pytree_node=False, default=None)
+    length: LengthPolicy | None = struct.field(pytree_node=False, default=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.k, int) and self.k < 1:
             raise ValueError(f"k = {self.k}: a draft model needs k >= 1")
+
+    @property
+    def law(self) -> ProposalLaw:
+        """How the drafts come about."""
+        return self.pick.law
 
     @property
     def vocab_size(self) -> int:
@@ -70,34 +85,29 @@ class DraftModel(struct.PyTreeNode):
 
     def init(self, batch: int, capacity: int) -> DraftModelState:
         """An empty state of the model."""
-        return DraftModelState(
-            model=self.model.init(batch, capacity),
-            lengths=jnp.zeros((batch,), jnp.int32),
-        )
+        return empty_state(self.model, batch, capacity)
 
     def propose(
         self, state: DraftModelState, context: Context
     ) -> tuple[Proposal, DraftModelState]:
         """Catch up with the committed tokens, then draft; only the former is kept."""
-        stop = jnp.where(context.done, state.lengths, context.lengths)
-        window = chunk_window(context.tokens, state.lengths, stop, self.k + 1)
-        verdict = self.model.verify(state.model, window)
-        caught_up = self._take_in(state, window, verdict)
-        last = jnp.maximum(stop - state.lengths - 1, 0)
-        first = self._draw(verdict, window, last, context)
-        batch = first.shape[0]
-        tokens = jnp.zeros((batch, self.k), jnp.int32).at[:, 0].set(first)
+        pass_ = catch_up(self.model, state, context, self.k + 1)
+        chain = self._first(pass_, context)
 
-        def draft(step: jax.Array, tokens: jax.Array) -> jax.Array:
-            drafts = _drafts_window(tokens, caught_up.lengths, step)
-            verdict = self.model.verify(caught_up.model, drafts)
-            row = jnp.broadcast_to(step - 1, (batch,))
-            return tokens.at[:, step].set(self._draw(verdict, drafts, row, context))
+        def growing(carry: tuple[jax.Array, Chain]) -> jax.Array:
+            step, chain = carry
+            return (step < self.k) & jnp.any(chain.open)
 
-        tokens = jax.lax.fori_loop(1, self.k, draft, tokens)
-        chain = jnp.broadcast_to(jnp.arange(self.k, dtype=jnp.int32) - 1, tokens.shape)
-        useful = jnp.clip(context.room - 1, 0, self.k)
-        return Proposal(tokens, chain, useful), caught_up
+        def grow(carry: tuple[jax.Array, Chain]) -> tuple[jax.Array, Chain]:
+            step, chain = carry
+            return step + 1, self._next(pass_.state, step, chain, context)
+
+        _, chain = jax.lax.while_loop(growing, grow, (jnp.int32(1), chain))
+        parents = jnp.broadcast_to(
+            jnp.arange(self.k, dtype=jnp.int32) - 1, chain.tokens.shape
+        )
+        useful = jnp.clip(context.room - 1, 0, chain.count)
+        return Proposal(chain.tokens, parents, useful, chain.log_q), pass_.state
 
     def observe(
         self,
@@ -108,65 +118,70 @@ class DraftModel(struct.PyTreeNode):
         acceptance: Acceptance,
     ) -> DraftModelState:
         """Keep what ``propose`` took in; in prefill, take in the chunk."""
-        if pending is not None:
-            return pending
-        own = self.model.verify(state.model, window, logits="none")
-        return DraftModelState(
-            model=self.model.commit(state.model, own.pending, acceptance),
-            lengths=state.lengths + acceptance.num_tokens,
-        )
+        return observe(self.model, state, pending, window, acceptance)
 
-    def _take_in(
-        self, state: DraftModelState, window: Window, verdict: Verdict
-    ) -> DraftModelState:
-        """Commit every valid row of a linear window."""
-        num = window.valid.sum(axis=1, dtype=jnp.int32)
-        # The same number, but one that waits for the pass: else XLA may write the
-        # cache before the pass has read it, and for that copies it, every round.
-        num = jnp.minimum(num, num + jnp.any(verdict.bad, axis=1).astype(jnp.int32))
-        rows = jnp.arange(window.width, dtype=jnp.int32)
-        path = jnp.where(window.valid, rows, 0)
-        taken = Acceptance(path=path, tokens=window.tokens, num_tokens=num)
-        return DraftModelState(
-            model=self.model.commit(state.model, verdict.pending, taken),
-            lengths=state.lengths + num,
+    def _first(self, pass_: CaughtUp, context: Context) -> Chain:
+        """The draft behind the anchor."""
+        batch, vocab = context.lengths.shape[0], self.vocab_size
+        drawn = self.pick is Pick.DRAWN
+        empty = Chain(
+            tokens=jnp.zeros((batch, self.k), jnp.int32),
+            log_q=jnp.zeros((batch, self.k + 1, vocab), jnp.float32) if drawn else None,
+            count=jnp.zeros((batch,), jnp.int32),
+            # the last token a row has room for needs no draft
+            open=context.room > 1,
+            confidence=jnp.ones((batch,), jnp.float32),
         )
+        laws = self._laws(pass_.verdict, pass_.window, context)
+        return self._grow(empty, jnp.int32(0), laws, pass_.last, context)
 
-    def _draw(
+    def _next(
+        self, state: DraftModelState, step: jax.Array, chain: Chain, context: Context
+    ) -> Chain:
+        """The draft behind ``step`` others."""
+        rows = jnp.arange(self.k, dtype=jnp.int32)
+        causal = jnp.tril(jnp.ones((self.k, self.k), bool))
+        window = drafts_window(chain.tokens, causal, rows < step, state.lengths)
+        verdict = self.model.verify(state.model, window)
+        laws = self._laws(verdict, window, context)
+        last = jnp.broadcast_to(step - 1, chain.count.shape)
+        return self._grow(chain, step, laws, last, context)
+
+    def _laws(self, verdict: Verdict, window: Window, context: Context) -> Laws:
+        """The model's laws under the settings it drafts with."""
+        sampling = context.sampling
+        if self.warping is not None:
+            sampling = self.warping.apply(sampling, context.lengths.shape[0])
+        return Laws(safe_logits(verdict), window, sampling, context.counts)
+
+    def _grow(
         self,
-        verdict: Verdict,
-        window: Window,
+        chain: Chain,
+        step: jax.Array,
+        laws: Laws,
         rows: Int[Array, " B"],
         context: Context,
-    ) -> Int[Array, " B"]:
-        """The model's token after these rows, under the row's own settings."""
-        laws = Laws(_logits(verdict), window, context.sampling, context.counts)
-        adjusted = laws.adjusted_at(rows)
-        if context.sampling.temperature is None:
-            return first_argmax(adjusted)
-        position = jnp.take_along_axis(
-            window.positions, rows[:, None], axis=1, mode="clip"
+    ) -> Chain:
+        """Decide whether the chain goes on; only then pick its next token."""
+        goes_on, confidence, log_q = chain.open, chain.confidence, chain.log_q
+        belief = None
+        if self.length is not None:
+            # before temperature: at 0 a law would always be sure of itself
+            belief = jax.nn.log_softmax(laws.adjusted_at(rows), axis=-1)
+            goes_on = goes_on & self.length.goes_on(belief, confidence)
+        greedy = self.pick is Pick.BEST or context.sampling.temperature is None
+        scores = laws.adjusted_at(rows) if greedy else laws.scores_at(rows)
+        token = pick(self.pick, scores, context, context.lengths + step, step)
+        if belief is not None:
+            picked = jnp.take_along_axis(belief, token[:, None], axis=1, mode="clip")
+            confidence = confidence * jnp.exp(picked[:, 0])
+        if log_q is not None:
+            law = jax.nn.log_softmax(laws.scores_at(rows), axis=-1)
+            log_q = log_q.at[:, step].set(law)
+        return Chain(
+            tokens=chain.tokens.at[:, step].set(token),
+            log_q=log_q,
+            count=chain.count + goes_on.astype(jnp.int32),
+            open=goes_on,
+            confidence=confidence,
         )
-        return sample(laws.scores_at(rows), context.seeds, position[:, 0] + 1)
-
-
-def _logits(verdict: Verdict) -> Float[Array, "B W V"]:
-    """The pass's logits, with what is not finite taken out: a draft may be anything."""
-    assert verdict.logits is not None
-    return jnp.where(verdict.bad[:, :, None], 0.0, verdict.logits)
-
-
-def _drafts_window(
-    tokens: Int[Array, "B K"], lengths: Int[Array, " B"], step: jax.Array
-) -> Window:
-    """The first ``step`` drafts as a chain on top of the committed tokens."""
-    batch, k = tokens.shape
-    rows = jnp.arange(k, dtype=jnp.int32)
-    valid = jnp.broadcast_to(rows < step, (batch, k))
-    causal = jnp.tril(jnp.ones((k, k), bool)) & valid[:, :, None] & valid[:, None, :]
-    return Window(
-        tokens=jnp.where(valid, tokens, 0),
-        positions=lengths[:, None] + rows,
-        ancestors=causal | jnp.eye(k, dtype=bool),
-        valid=valid,
-    )

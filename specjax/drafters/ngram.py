@@ -15,6 +15,9 @@ from jaxtyping import Array, Int
 from specjax.decoding.interfaces import ProposalLaw, Tap
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 
+LONGEST_MATCH = 64
+"""Each token of a match is an operation of the compiled program."""
+
 
 class NGram(struct.PyTreeNode):
     """Up to ``k`` tokens after the earliest longest match of ``min_n..max_n`` tokens.
@@ -36,6 +39,10 @@ class NGram(struct.PyTreeNode):
             raise ValueError(
                 f"min_n = {self.min_n}, max_n = {self.max_n}: "
                 "they must satisfy 1 <= min_n <= max_n"
+            )
+        if self.max_n > LONGEST_MATCH:
+            raise ValueError(
+                f"max_n = {self.max_n}: at most {LONGEST_MATCH} is looked for"
             )
 
     @property

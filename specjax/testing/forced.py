@@ -43,6 +43,7 @@ class Forced(struct.PyTreeNode):
 
     name = "forced"
     law = ProposalLaw.DETERMINISTIC
+    may_be_malformed = True
     tokens: jax.Array  # [R, B, N] int32
     parents: jax.Array  # [R, B, N] int32
     num_nodes: jax.Array  # [R, B] int32

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specjax.acceptance import RULES, Coupled, Greedy, default_rule
+from specjax.decoding.draws import RoundDraws
 from specjax.decoding.interfaces import AcceptanceRule, ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.noise import sample
@@ -53,7 +54,8 @@ def run(
 ) -> Acceptance:
     laws = Laws(logits, window, sampling, None)
     seeds = jnp.asarray(np.array(SEEDS, np.uint32))
-    return rule.accept(proposal, window, laws, seeds, max_depth=K)
+    draws = RoundDraws(seeds, window.positions[:, 0])
+    return rule.accept(proposal, window, laws, draws, max_depth=K)
 
 
 def walk(
@@ -207,8 +209,7 @@ def test_the_registry_names_the_rules():
         rule = entry.build()
         assert isinstance(rule, AcceptanceRule)
         assert rule.name == name  # pyright: ignore[reportAttributeAccessIssue]
-        # what a proposal's law is does not matter to a rule that samples first
-        assert rule.takes == frozenset(ProposalLaw)
+        assert rule.takes and rule.takes <= frozenset(ProposalLaw)
         assert entry.summary and entry.samples == (name != "greedy")
     assert default_rule(0.0) == "greedy"
     assert default_rule(1e-9) == "coupled"

@@ -37,12 +37,12 @@ class Rule(struct.PyTreeNode):
 class AcceptsEverything(Rule):
     """Takes the first child of every row, whatever its token."""
 
-    def accept(self, proposal, window, laws, seeds, *, max_depth):
-        greedy = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+    def accept(self, proposal, window, laws, draws, *, max_depth):
+        greedy = Greedy().accept(proposal, window, laws, draws, max_depth=max_depth)
         nodes = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)
         parents = jnp.where(nodes < proposal.num_nodes[:, None], proposal.parents, 99)
 
-        def choose(rows, depths):
+        def choose(rows, depths, walking):
             child = jnp.argmax(parents == rows[:, None] - 1, axis=1)
             drafted = jnp.take_along_axis(window.tokens, child[:, None] + 1, axis=1)
             has = jnp.any(parents == rows[:, None] - 1, axis=1)
@@ -54,8 +54,8 @@ class AcceptsEverything(Rule):
 class BonusFromTheAnchor(Rule):
     """The last token comes from the anchor's law, not from the last row's."""
 
-    def accept(self, proposal, window, laws, seeds, *, max_depth):
-        right = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+    def accept(self, proposal, window, laws, draws, *, max_depth):
+        right = Greedy().accept(proposal, window, laws, draws, max_depth=max_depth)
         slots = jnp.arange(right.tokens.shape[1], dtype=jnp.int32)
         last = slots == right.num_tokens[:, None] - 1
         first = jnp.argmax(laws.logits_at(jnp.zeros_like(right.num_tokens)), axis=1)
@@ -66,11 +66,11 @@ class BonusFromTheAnchor(Rule):
 class NoiseByRound(Rule):
     """One draw for all tokens of a round."""
 
-    def accept(self, proposal, window, laws, seeds, *, max_depth):
+    def accept(self, proposal, window, laws, draws, *, max_depth):
         at = window.positions[:, 0] + 1
 
-        def choose(rows, depths):
-            return sample(laws.scores_at(rows), seeds, at)
+        def choose(rows, depths, walking):
+            return sample(laws.scores_at(rows), draws.seeds, at)
 
         return descend(proposal, window, choose, max_depth=max_depth)
 
@@ -78,16 +78,17 @@ class NoiseByRound(Rule):
 class SeedOfTheFirstRow(Rule):
     """Every row draws with the seed of row 0."""
 
-    def accept(self, proposal, window, laws, seeds, *, max_depth):
-        same = jnp.broadcast_to(seeds[:1], seeds.shape)
+    def accept(self, proposal, window, laws, draws, *, max_depth):
+        seeds = jnp.broadcast_to(draws.seeds[:1], draws.seeds.shape)
+        same = draws.replace(seeds=seeds)
         return Coupled().accept(proposal, window, laws, same, max_depth=max_depth)
 
 
 class Stuck(Rule):
     """Commits nothing when the first draft is rejected."""
 
-    def accept(self, proposal, window, laws, seeds, *, max_depth):
-        right = Greedy().accept(proposal, window, laws, seeds, max_depth=max_depth)
+    def accept(self, proposal, window, laws, draws, *, max_depth):
+        right = Greedy().accept(proposal, window, laws, draws, max_depth=max_depth)
         drafted = jnp.any(window.valid[:, 1:], axis=1)
         none = drafted & (right.num_tokens == 1)
         return right.replace(num_tokens=jnp.where(none, 0, right.num_tokens))

@@ -43,7 +43,7 @@ class OneHotOnly(struct.PyTreeNode):
         raise NotImplementedError
 
 
-class Dice(NullDrafter):
+class Dice(NGram):
     """A drafter that says it draws its tokens."""
 
     name = "dice"
@@ -52,8 +52,9 @@ class Dice(NullDrafter):
 
 def test_a_rule_that_is_not_exact_for_the_drafters_law_is_refused():
     Engine(LLAMA.decoder, NullDrafter(), OneHotOnly())
+    Engine(LLAMA.decoder, NGram(2), OneHotOnly())
     with pytest.raises(PairError) as error:
-        Engine(LLAMA.decoder, Dice(), OneHotOnly())
+        Engine(LLAMA.decoder, Dice(2), OneHotOnly())
     for part in ("one-hot-only", "deterministic", "dice", "independent"):
         assert part in str(error.value)
 

@@ -1,5 +1,6 @@
 """What a caller may ask for, and what becomes of it."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -20,11 +21,40 @@ from specjax.decoding.types import FinishReason, Sampling
 V = 10
 
 
+def built(**given: Any) -> Request:
+    """A request made without the types that tests are checked for."""
+    request = object.__new__(Request)
+    for field in dataclasses.fields(Request):
+        empty = {} if field.name == "logit_bias" else field.default
+        object.__setattr__(request, field.name, given.get(field.name, empty))
+    request.__post_init__()
+    return request
+
+
 @pytest.mark.parametrize(
     ("field", "value", "fix"),
     [
         ("prompt_ids", (), "at least one token"),
-        ("max_tokens", -1, "negative"),
+        ("max_tokens", -1, "0 or more"),
+        ("max_tokens", 4.5, "integer"),
+        ("max_tokens", 2**45, "0 or more"),
+        ("prompt_ids", (3.0, 4), "integer"),
+        ("prompt_ids", "hello", "list of token ids"),
+        ("prompt_ids", (True, 1), "integer"),
+        ("prompt_ids", ((1, 2), (3,)), "integer"),
+        ("seed", 1.7, "integer"),
+        ("seed", None, "integer"),
+        ("top_k", 1.5, "integer"),
+        ("top_k", 2**31, "0 (all) or more"),
+        ("top_p", 1e-50, "above 0"),
+        ("top_p", "1", "number"),
+        ("repetition_penalty", 1e-50, "above 0"),
+        ("frequency_penalty", 1e39, "finite"),
+        ("presence_penalty", -1e39, "finite"),
+        ("logit_bias", {3: 1e39}, "1e6"),
+        ("logit_bias", {3.5: 1.0}, "integer"),
+        ("stop", (5,), "list of strings"),
+        ("stop", None, "list of strings"),
         ("seed", -1, "2**32"),
         ("seed", 2**32, "2**32"),
         ("temperature", -0.1, "0 or more"),
@@ -51,7 +81,7 @@ def test_a_bad_value_is_refused_by_name_and_with_what_would_do(
     field: str, value: Any, fix: str
 ):
     with pytest.raises(RequestError) as error:
-        Request(**({"prompt_ids": (1, 2)} | {field: value}))
+        built(**({"prompt_ids": (1, 2)} | {field: value}))
     assert field in str(error.value) and fix in str(error.value)
 
 
@@ -165,3 +195,18 @@ def test_a_prompt_longer_than_the_capacity_is_refused():
     limits_of([fits], 8)
     with pytest.raises(RequestError, match=r"request 1: the prompt has 9 .* is 8"):
         limits_of([fits, Request(prompt_ids=(1,) * 9)], 8)
+
+
+def test_a_request_holds_copies_in_plain_types():
+    ids = [3, 4]
+    made = built(prompt_ids=ids, stop="end")
+    ids.append(5)
+    assert made.prompt_ids == (3, 4) and made.stop == ("end",)
+    for array in (np.array([3, 4], np.int64), jnp.array([3, 4], jnp.int32)):
+        assert built(prompt_ids=array).prompt_ids == (3, 4)
+
+
+def test_a_bias_that_leaves_nothing_to_say_is_refused():
+    nothing = Request(prompt_ids=(1,), logit_bias=dict.fromkeys(range(V), -math.inf))
+    with pytest.raises(RequestError, match="excludes every id"):
+        check_ids([nothing], V)

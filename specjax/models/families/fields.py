@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,14 +28,23 @@ class Fields:
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not 1 <= value < 2**31:
             raise self.error(name, f"a positive integer is needed, found {value!r}")
+        return value
+
+    def count(self, name: str, *, at_most: int) -> int:
+        """A positive integer of which a larger value must be a mistake."""
+        value = self.integer(name)
+        if value > at_most:
+            raise self.error(name, f"{value} is more than {at_most}, the most there is")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
             raise self.error(name, f"a positive number is needed, found {value!r}")
         return float(value)
 

@@ -52,7 +52,7 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         family="llama",
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.count("num_hidden_layers", at_most=1000),
         norm_eps=fields.number("rms_norm_eps", default=1e-6),
         tied=fields.boolean("tie_word_embeddings", default=False),
         max_positions=fields.integer("max_position_embeddings", default=2048),
@@ -63,13 +63,13 @@ def rope(fields: Fields, dims: int) -> Rope:
     """Rotary settings from ``rope_parameters`` or ``rope_theta`` + ``rope_scaling``."""
     new = fields.mapping("rope_parameters")
     scaling = new if new is not None else fields.mapping("rope_scaling")
-    theta = (new or {}).get("rope_theta")
-    theta = fields.number("rope_theta", default=10000.0) if theta is None else theta
+    where = Fields(new, "llama rope_parameters") if new else fields
+    theta = where.number("rope_theta", default=fields.number("rope_theta", 10000.0))
     if scaling is None:
-        return Rope(theta=float(theta), dims=dims)
+        return Rope(theta=theta, dims=dims)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return Rope(theta=float(theta), dims=dims)
+        return Rope(theta=theta, dims=dims)
     if kind != "llama3":
         raise fields.error("rope_scaling", f"rope type {kind!r} (default and llama3)")
     part = Fields(scaling, "llama rope_scaling")
@@ -81,7 +81,7 @@ def rope(fields: Fields, dims: int) -> Rope:
             "original_max_position_embeddings"
         ),
     )
-    return Rope(theta=float(theta), dims=dims, scaling=scaled)
+    return Rope(theta=theta, dims=dims, scaling=scaled)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:

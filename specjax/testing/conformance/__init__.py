@@ -7,6 +7,7 @@ is also a function of a ``Case``, to be used in a test of its own.
 from specjax.testing.conformance.case import Case, Trace, Unsuitable, record
 from specjax.testing.conformance.suite import (
     CHECKS,
+    OF_ANY_TOKENS,
     OF_MORE_RUNS,
     OF_ONE_RUN,
     Check,
@@ -20,6 +21,7 @@ from specjax.testing.conformance.suite import (
 
 __all__ = [
     "CHECKS",
+    "OF_ANY_TOKENS",
     "OF_MORE_RUNS",
     "OF_ONE_RUN",
     "Case",

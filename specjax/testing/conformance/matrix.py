@@ -6,10 +6,12 @@ import dataclasses
 from functools import cache, partial
 from itertools import product
 
-from specjax.acceptance.coupled import Coupled
-from specjax.acceptance.greedy import Greedy
-from specjax.decoding.interfaces import AcceptanceRule, Drafter
+from specjax.acceptance import RULES as RULES_BY_NAME
+from specjax.decoding.interfaces import Drafter
+from specjax.decoding.trees import full
 from specjax.drafters.draft_model import DraftModel
+from specjax.drafters.draft_tree import DraftTree, Siblings
+from specjax.drafters.drawing import Pick
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.testing.conformance.case import Case
@@ -40,6 +42,8 @@ class Cell:
     rule: str
     batch: int = 3
     k: int = 8
+    sampled: bool = False
+    """Of a rule that keeps the law alone: with a temperature."""
 
     def __str__(self) -> str:
         return f"{self.target}-{self.drafter}{self.k}-{self.rule}-b{self.batch}"
@@ -65,6 +69,23 @@ SOME_CELLS = tuple(
 """Few programs: a chain is planted in the arrays of a tree."""
 MORE_RUNS_CELLS = tuple(Cell(target, "trees", "coupled") for target in TARGETS)
 """For the checks that make many runs."""
+LAW_CELLS = tuple(
+    Cell("hybrid", drafter, rule, k=4)
+    for drafter, rule in (
+        ("drawn", "rejection"),
+        ("drawn", "block"),
+        ("drawn", "traversal"),
+        ("iid-tree", "multi-round"),
+        ("iid-tree", "traversal"),
+        ("swor-tree", "without-replacement"),
+        ("swor-tree", "traversal-without-replacement"),
+        ("best-tree", "deterministic-children"),
+        ("best-tree", "lossy-typical"),
+        ("best-tree", "lossy-threshold"),
+    )
+)
+"""Rules that keep the law and not the tokens, and lossy ones: at temperature 0 they
+have plain decoding's tokens as well."""
 
 
 @cache
@@ -77,13 +98,12 @@ def toy(target: str) -> Toy:
 def case_of(cell: Cell) -> Case:
     """The cell's case, made once: its checks share their runs."""
     target = toy(cell.target)
-    rules: dict[str, AcceptanceRule] = {"greedy": Greedy(), "coupled": Coupled()}
     fields = {
         "target": target.decoder,
-        "rule": rules[cell.rule],
+        "rule": RULES_BY_NAME[cell.rule].build(),
         "requests": uneven_requests(
             target.decoder.vocab_size,
-            sampled=cell.rule == "coupled",
+            sampled=cell.rule == "coupled" or cell.sampled,
             batch=cell.batch,
         ),
         "toy": target,
@@ -120,4 +140,15 @@ def _drafter(cell: Cell) -> Drafter:
         return NGram(k=cell.k, min_n=1)
     # another seed agrees by chance alone; the other toy, as it is smaller or larger
     model = toy_llama(seed=5) if cell.target == "hybrid" else toy_hybrid(seed=5)
+    if cell.drafter == "drawn":
+        return DraftModel(model.decoder, k=cell.k, pick=Pick.DRAWN)
+    if cell.drafter in TREES:
+        return DraftTree(model.decoder, full((2, 1, 2)), TREES[cell.drafter])
     return DraftModel(model.decoder, k=cell.k)
+
+
+TREES = {
+    "iid-tree": Siblings.INDEPENDENT,
+    "swor-tree": Siblings.WITHOUT_REPLACEMENT,
+    "best-tree": Siblings.BEST,
+}

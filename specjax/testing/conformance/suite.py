@@ -23,6 +23,7 @@ from specjax.testing.conformance import c6_poison as c6
 from specjax.testing.conformance import c7_boundaries as c7
 from specjax.testing.conformance import c8_compile as c8
 from specjax.testing.conformance import c9_honesty as c9
+from specjax.testing.conformance import c9_proposals as proposals
 from specjax.testing.conformance.case import Case, Unsuitable
 from specjax.testing.toys import Toy
 
@@ -30,6 +31,9 @@ Check = Callable[[Case], str]
 """Raises ``AssertionError`` where a contract is broken; says what it looked at."""
 
 OF_ONE_RUN: tuple[Check, ...] = (
+    proposals.the_drafters_state_keeps_its_shape,
+    proposals.proposals_are_well_formed,
+    proposals.some_drafts_are_accepted,
     c1.tokens_are_plain,
     c1.tokens_are_the_references,
     c3.state_is_a_replay,
@@ -62,6 +66,21 @@ OF_MORE_RUNS: tuple[Check, ...] = (
 """These make runs of their own, some of them programs of their own."""
 
 CHECKS = OF_ONE_RUN + OF_MORE_RUNS
+
+OF_ANY_TOKENS: tuple[Check, ...] = (
+    c3.state_is_a_replay,
+    c3.draft_model_is_a_replay,
+    c4.rows_do_not_know_their_place,
+    c4.rows_do_not_know_their_neighbours,
+    c4.rows_alone_emit_the_same,
+    c5.every_round_commits,
+    c5.finished_rows_are_frozen,
+    c6.unused_slots_change_nothing,
+    c9.counters_follow_from_the_log,
+    c9.accepted_drafts_are_counted_without_the_bonus,
+    c9.figures_follow_from_the_counters,
+)
+"""What holds of a sampled run that need not have plain decoding's tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +146,12 @@ def check_drafter(
     setting in use. By default the checks that need many programs are made under the
     last rule alone; ``full`` makes them under each. ``fields`` go to ``Case``.
 
-    Nothing is raised: read the report, or call its ``assert_ok``.
+    A rule that keeps the law and not the tokens is held to the tokens at temperature 0;
+    sampled, it is held to what does not depend on them. Its law is the business of
+    ``specjax.testing.enumeration``.
+
+    Nothing is raised: read the report, or call its ``assert_ok``. A pair that cannot be
+    put together is a ``PairError``.
     """
     if isinstance(target, Toy):
         fields.setdefault("toy", target)
@@ -136,21 +160,23 @@ def check_drafter(
     findings = []
     for index, chosen in enumerate(rules):
         check_pair(target, drafter, chosen)
-        greedy = getattr(chosen, "name", "") == "greedy"
-        asked = requests or uneven_requests(
-            vocab_size or target.vocab_size, sampled=not greedy
-        )
-        case = Case(
-            target=target,
-            drafter=drafter,
-            rule=chosen,
-            requests=tuple(asked),
-            **fields,
-        )
+        name = getattr(chosen, "name", type(chosen).__name__)
+        same, samples = same_tokens(chosen), getattr(chosen, "samples", True)
+        vocab = vocab_size or target.vocab_size
         last = index == len(rules) - 1
         checks = CHECKS if full or last else OF_ONE_RUN
-        name = getattr(chosen, "name", type(chosen).__name__)
-        findings += [find(check, case, name) for check in checks]
+        parts = [(checks, same and samples, name)]
+        if not same:
+            parts.append((OF_ANY_TOKENS, True, f"{name}, sampled"))
+        for made, sampled, told in parts:
+            case = Case(
+                target=target,
+                drafter=drafter,
+                rule=chosen,
+                requests=tuple(requests or uneven_requests(vocab, sampled=sampled)),
+                **fields,
+            )
+            findings += [find(check, case, told) for check in made]
     return Report(tuple(findings))
 
 
@@ -163,6 +189,8 @@ def find(check: Check, case: Case, name: str) -> Finding:
         verdict, told = "FAILED", str(error)
     except Unsuitable as reason:
         verdict, told = "not made", str(reason)
+    except Exception as error:  # a drafter may fail in any way, and the rest be told
+        verdict, told = "FAILED", f"raised {type(error).__name__}: {error}"
     return Finding(
         contract=contract(check),
         check=getattr(check, "__name__", str(check)),
@@ -171,6 +199,11 @@ def find(check: Check, case: Case, name: str) -> Finding:
         told=told,
         seconds=time.perf_counter() - start,
     )
+
+
+def same_tokens(rule: AcceptanceRule) -> bool:
+    """Whether, with a seed, the rule emits plain decoding's very tokens."""
+    return getattr(rule, "same_tokens", True)
 
 
 def contract(check: Check) -> str:
