@@ -71,7 +71,9 @@ def test_more_runs(check, cell):
     holds(check, case_of(cell))
 
 
-SOME_LAW_CELLS = [c for c in LAW_CELLS if c.rule in ("block", "traversal")]
+SOME_LAW_CELLS = [
+    c for c in LAW_CELLS if (c.drafter, c.rule) == ("iid-tree", "traversal")
+]
 SAMPLED = [dataclasses.replace(cell, sampled=True) for cell in LAW_CELLS]
 
 
