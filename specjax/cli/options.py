@@ -17,6 +17,7 @@ from specjax.cli.own import drafter_entry
 from specjax.decoding.interfaces import AcceptanceRule, Drafter
 from specjax.decoding.requests import Request, RequestError
 from specjax.drafters import DRAFTERS, DrafterOptions
+from specjax.drafters.draft_tree import Siblings
 from specjax.drafters.drawing import Pick
 from specjax.drafters.ngram import LONGEST_MATCH
 from specjax.models.build import WeightType
@@ -91,6 +92,13 @@ class DraftModelOptions:
     )
     """When sampling: "coupled" drafts with the target's own noise, "drawn" with noise
     of its own (for --rule rejection and block), "best" the most probable token."""
+    draft_branching: Numbers = (2, 2)
+    """Of --drafter draft-tree: children of a node at each depth (in place of --k)."""
+    draft_siblings: Annotated[
+        str, conf.arg(metavar="|".join(s.value for s in Siblings))
+    ] = "best"
+    """Of --drafter draft-tree: "best" takes the most probable children, the others draw
+    them, for --rule multi-round, without-replacement and traversal."""
     draft_least: float = 0.0
     """Stop a draft before its probability, by the draft model, falls below this."""
 
@@ -161,6 +169,11 @@ def check_drafter(
     if ngram.max_n > LONGEST_MATCH:
         raise UsageError(f"--max-n {ngram.max_n}: it must be at most {LONGEST_MATCH}")
     one_of("--draft-pick", draft.draft_pick, [p.value for p in Pick])
+    one_of("--draft-siblings", draft.draft_siblings, [s.value for s in Siblings])
+    if not draft.draft_branching or min(draft.draft_branching) < 1:
+        raise UsageError(
+            f"--draft-branching {draft.draft_branching}: give numbers >= 1"
+        )
     if not 0 <= draft.draft_least <= 1:
         raise UsageError(f"--draft-least {draft.draft_least}: it must lie in 0 .. 1")
     if entry.needs_model and draft.draft_model is None:
@@ -184,6 +197,8 @@ def build_drafter(
         max_n=ngram.max_n,
         model=None if draft is None else draft.decoder,
         pick=Pick(settings.draft_pick),
+        branching=settings.draft_branching,
+        siblings=Siblings(settings.draft_siblings),
         least=settings.draft_least,
     )
     return drafter_entry(name).build(options)

@@ -57,8 +57,8 @@ def check_law(drafter: Drafter, proposal: Proposal, vocab_size: int) -> None:
     if log_q is None:
         raise PairError(
             f"drafter {_name(drafter)} makes {drafter.law.value} proposals but gives "
-            "no law: log_q must hold the log-law that each draw came from; were it left "
-            "out, the accept test would take drawn drafts for chosen ones"
+            "no law: log_q must hold the log-law that each draw came from; were it "
+            "left out, the accept test would take drawn drafts for chosen ones"
         )
     nodes = proposal.tokens.shape[1]
     wanted = (proposal.tokens.shape[0], nodes + 1, vocab_size)

@@ -9,13 +9,22 @@ import dataclasses
 from collections.abc import Callable
 
 from specjax.decoding.interfaces import Drafter, Target
+from specjax.decoding.trees import full
 from specjax.drafters.draft_model import DraftModel
+from specjax.drafters.draft_tree import DraftTree, Siblings
 from specjax.drafters.drawing import Pick
 from specjax.drafters.length import Confidence
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 
-__all__ = ["DRAFTERS", "DraftModel", "DrafterEntry", "DrafterOptions", "NGram"]
+__all__ = [
+    "DRAFTERS",
+    "DraftModel",
+    "DraftTree",
+    "DrafterEntry",
+    "DrafterOptions",
+    "NGram",
+]
 __all__ += ["NullDrafter"]
 
 
@@ -33,6 +42,10 @@ class DrafterOptions:
     """The loaded draft model."""
     pick: Pick = Pick.COUPLED
     """How a draft model picks its tokens."""
+    branching: tuple[int, ...] = (2, 2)
+    """Children of a node at each depth of a draft tree."""
+    siblings: Siblings = Siblings.BEST
+    """How a draft tree picks the children of a node."""
     least: float = 0.0
     """A draft model's drafts end where their probability would fall below this."""
 
@@ -56,6 +69,12 @@ def _draft_model(options: DrafterOptions) -> Drafter:
     return DraftModel(options.model, options.k, pick=options.pick, length=length)
 
 
+def _draft_tree(options: DrafterOptions) -> Drafter:
+    if options.model is None:
+        raise ValueError("a draft model is needed: load one and give it as model")
+    return DraftTree(options.model, full(options.branching), options.siblings)
+
+
 DRAFTERS: dict[str, DrafterEntry] = {
     "none": DrafterEntry(
         lambda o: NullDrafter(), "nothing: plain decoding", drafts=False
@@ -65,6 +84,9 @@ DRAFTERS: dict[str, DrafterEntry] = {
     ),
     "draft-model": DrafterEntry(
         _draft_model, "a smaller model with the same tokenizer", needs_model=True
+    ),
+    "draft-tree": DrafterEntry(
+        _draft_tree, "a tree of fixed shape from a smaller model", needs_model=True
     ),
 }
 """By name."""

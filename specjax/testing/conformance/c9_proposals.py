@@ -69,9 +69,9 @@ def some_drafts_are_accepted(case: Case) -> str:
     drafted = int(case.trace.last.stats.drafted.sum())
     if accepted == 0:
         raise Unsuitable(
-            f"none of {drafted} drafts was accepted, so accepted paths were not put to "
-            "the test: give requests whose text the drafter can guess, or a target that "
-            "it knows"
+            f"none of {drafted} drafts was accepted, so accepted paths were not put "
+            "to the test: give requests whose text the drafter can guess, or a target "
+            "that it knows"
         )
     return f"{accepted} of {drafted}"
 
