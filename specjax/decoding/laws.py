@@ -113,13 +113,15 @@ def warp(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
 
     The row is selected, not divided by a small number: ``1 / epsilon`` overflows.
     """
-    greedy = one_hot_law(logits)
+    best = first_argmax(logits)[:, None]
+    is_best = jnp.arange(logits.shape[-1], dtype=jnp.int32) == best
+    greedy = jnp.where(is_best, jnp.float32(0.0), -jnp.inf)
     if sampling.temperature is None:
         return greedy
     temperature = sampling.temperature[:, None]
     # measured from the top, so that a tiny temperature overflows to -inf, not to inf
     below = logits - logits.max(axis=-1, keepdims=True)
-    scores = below / jnp.where(temperature > 0, temperature, 1.0)
+    scores = whole = below / jnp.where(temperature > 0, temperature, 1.0)
     if sampling.top_k is not None:
         scores = keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None:
@@ -127,14 +129,10 @@ def warp(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
     if sampling.min_p is not None:
         floor = scores.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)[:, None]
         scores = jnp.where(scores >= floor, scores, -jnp.inf)
+    # A cut-off at the top itself (top-k 1, min-p 1) compares a value with itself, and a
+    # compiler may have worked the two out with different roundings.
+    scores = jnp.where(is_best, whole, scores)
     return jnp.where(temperature > 0, scores, greedy)
-
-
-def one_hot_law(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """The log-law of the argmax (the lowest index among ties)."""
-    best = first_argmax(logits)[:, None]
-    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    return jnp.where(ids == best, jnp.float32(0.0), -jnp.inf)
 
 
 def keep_top_k(scores: Float[Array, "B V"], k: Int[Array, " B"]) -> Float[Array, "B V"]:
