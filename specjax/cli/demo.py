@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import field
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -36,8 +39,17 @@ bfloat16   the same in bfloat16, whose rounding may decide between two tokens th
 
 NEXT = """\
 Next:
-  specjax generate --model {model} --drafter ngram --k {k} --prompt "def fib(n):"
-  specjax bench --model {model} --drafters ngram --k 2 5 8 --json out.jsonl"""
+  {program} generate --model {model} --drafter ngram --k {k} --prompt "def fib(n):"
+  {program} bench --model {model} --drafters ngram --k 2 5 8 --per-kind 1"""
+
+
+def program() -> str:
+    """How to call the command line from here: an environment may not be on the path."""
+    beside = Path(sys.executable).parent / "specjax"
+    if shutil.which("specjax") or not beside.exists():
+        return "specjax"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +113,9 @@ class Demo:
         for dtype in failed:
             text = f"Not identical in {dtype}: the rows in red. This is a bug."
             stdout().print(Text(text, style="bold red"))
-        stdout().print(NEXT.format(model=self.model, k=self.k), soft_wrap=True)
+        stdout().print(
+            NEXT.format(program=program(), model=self.model, k=self.k), soft_wrap=True
+        )
         return 1 if failed else 0
 
     def _requests(self, checkpoint: Checkpoint, prompts: list[Prompt]) -> list[Request]:

@@ -10,6 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from specjax.acceptance import default_rule
 from specjax.analysis.runs import warm_up
 from specjax.checkpoints import Checkpoint
 from specjax.cli import options as o
@@ -180,6 +181,7 @@ class Generate:
         tokens = len(completion.ids)
         return {
             "drafter": self.drafter,
+            "rule": self.rule or default_rule(self.sampling.temperature),
             "k": self.k if drafts else 0,
             "tokens": tokens,
             "rounds": len(completion.rounds),
@@ -197,8 +199,12 @@ class Generate:
 
     def _print_stats(self, completion: Completion, times: Times) -> None:
         s = self._stats(completion, times)
+        alpha = f"{s['alpha']:.2f}" if s["drafted"] else "–"
+        if s["rule"].startswith("lossy"):
+            told = f"--rule {s['rule']}: these tokens need not be the model's own"
+            stderr().print(told, style="yellow", soft_wrap=True)
         line = (
-            f"τ {s['tau']:.2f}  α {s['alpha']:.2f}  {s['rounds']} rounds  "
+            f"τ {s['tau']:.2f}  α {alpha}  {s['rounds']} rounds  "
             f"{s['tokens']} tokens  {s['tokens_per_second']:.1f} tokens/s  "
             f"prefill {s['prefill_seconds']:.2f} s  "
             f"ended by {completion.finish_reason.name.lower()}"

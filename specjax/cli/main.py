@@ -9,10 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Annotated, Any
 
 import tyro
 
+import specjax
 from specjax.cli.bench import Bench
 from specjax.cli.cache import turn_on_compilation_cache
 from specjax.cli.console import print_error
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a terminal that cannot show a character must not end the run
         sys.stdout.reconfigure(errors="replace")
+    if arguments == ["--version"]:
+        print(f"specjax {specjax.__version__}, jax {metadata.version('jax')}")
+        return OK
     try:
         command = parse(arguments)
         turn_on_compilation_cache()

@@ -13,7 +13,7 @@ LEGEND = """\
 k          most draft tokens a round
 τ          tokens that a pass of the model commits: all tokens over all rounds
 α          all accepted over all drafted tokens
-repeats    share of the output that completes 8 tokens seen in it before
+repeated   share of the output that completes 8 tokens seen in it before
 tokens/s   while decoding, without the reading of the prompt; median over runs
 speed-up   tokens/s over those of plain decoding on the same prompt; median, and in
            brackets the middle half of the runs
@@ -25,7 +25,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("kind")
     table.add_column("drafter")
-    for name in ("k", "τ", "α", "repeats", "tokens/s", "speed-up"):
+    for name in ("k", "τ", "α", "repeated", "tokens/s", "speed-up"):
         table.add_column(name, justify="right")
     table.add_column("identical")
     last = None
@@ -33,7 +33,6 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         if last not in (None, summary.kind):
             table.add_row()
         last = summary.kind
-        low, high = summary.spread
         drafts = summary.k > 0
         table.add_row(
             summary.kind,
@@ -43,10 +42,17 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
             f"{summary.alpha:.2f}" if drafts else "",
             f"{summary.repetition:.2f}",
             f"{summary.tokens_per_second:.1f}",
-            f"{summary.speedup:.2f}× [{low:.2f}, {high:.2f}]" if drafts else "",
+            _speedup(summary) if drafts else "",
             _identical(summary) if drafts else "",
         )
     return table
+
+
+def _speedup(summary: Summary) -> str:
+    """With the middle half of the runs, where there are enough to have one."""
+    low, high = summary.spread
+    spread = f" [{low:.2f}, {high:.2f}]" if summary.records > 2 else ""
+    return f"{summary.speedup:.2f}×{spread}"
 
 
 def _identical(summary: Summary) -> Text:
