@@ -1,5 +1,5 @@
-# Everything needed is installed into .venv on first use; nothing outside this
-# folder is touched. `make` alone lists what can be made.
+# Everything needed is installed into .venv on first use; outside this folder only
+# models are kept (~/.cache/specjax). `make` alone lists what can be made.
 
 VENV ?= .venv
 # Paths or options for pytest, e.g. make test TESTS=tests/decoding ARGS="-k tree".
