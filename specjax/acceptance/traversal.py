@@ -32,7 +32,8 @@ class Place(NamedTuple):
     tested: Int[Array, "B P"]  # the last child gone into
     alpha: Float[Array, "B P"]  # probability of accepting the path to here
     p: Float[Array, "B P V"]  # what is left of the target's law
-    q: Float[Array, "B P V"]  # what is left of the law of the children
+    q: Float[Array, "B P V"] | None  # what is left of the law of the children, if it
+    # changes: with independent siblings it is the proposal's
     accepted: Bool[Array, " B"]
 
 
@@ -71,7 +72,7 @@ class Traversal(struct.PyTreeNode):
     ) -> Acceptance:
         """Go down to leaves and back up until one is accepted."""
         running = window.valid[:, 0]
-        place = _start(proposal, laws, running, max_depth)
+        place = _start(proposal, laws, running, max_depth, replaced=self.replaced)
 
         def open_rows(place: Place) -> Bool[Array, " B"]:
             return running & ~place.accepted
@@ -89,8 +90,19 @@ class Traversal(struct.PyTreeNode):
             kept = leaf & jnp.where(asked, keeps, True)
             back = leaf & ~kept
             place = place._replace(accepted=place.accepted | kept)
-            place = _go_back(window, place, back, replaced=self.replaced)
-            return _go_down(proposal, window, laws, place, child, down)
+            # each is work over the vocabulary, and seldom are both needed
+            place = jax.lax.cond(
+                jnp.any(back),
+                lambda p: _go_back(proposal, window, p, back),
+                _stay,
+                place,
+            )
+            return jax.lax.cond(
+                jnp.any(down),
+                lambda p: _go_down(proposal, window, laws, p, child, down),
+                _stay,
+                place,
+            )
 
         place = jax.lax.while_loop(lambda place: jnp.any(open_rows(place)), step, place)
         token = draws.token(at_row(place.p, place.depth))
@@ -98,7 +110,12 @@ class Traversal(struct.PyTreeNode):
 
 
 def _start(
-    proposal: Proposal, laws: Laws, running: Bool[Array, " B"], max_depth: int
+    proposal: Proposal,
+    laws: Laws,
+    running: Bool[Array, " B"],
+    max_depth: int,
+    *,
+    replaced: bool,
 ) -> Place:
     """At the anchor."""
     batch = running.shape[0]
@@ -114,30 +131,47 @@ def _start(
         tested=stack,
         alpha=jnp.ones((batch, slots), p.dtype),
         p=empty.at[:, 0].set(p),
-        q=empty.at[:, 0].set(q),
+        q=None if replaced else empty.at[:, 0].set(q),
         accepted=~running,
     )
 
 
+def _stay(place: Place) -> Place:
+    return place
+
+
+def _q_at(
+    proposal: Proposal, place: Place, depth: Int[Array, " B"], p: Float[Array, "B V"]
+) -> Float[Array, "B V"]:
+    """The law of the untested children of the path's row at this depth."""
+    if place.q is not None:
+        return at_row(place.q, depth)
+    return _law_of_children(proposal, at_row(place.rows, depth), p)
+
+
 def _go_back(
-    window: Window, place: Place, back: Bool[Array, " B"], *, replaced: bool
+    proposal: Proposal, window: Window, place: Place, back: Bool[Array, " B"]
 ) -> Place:
     """Cut the leaf off, and put what is left at its parent."""
     depth = jnp.maximum(place.depth - 1, 0)
     token = at_row(window.tokens, at_row(place.rows, place.depth))
-    p, q = at_row(place.p, depth), at_row(place.q, depth)
+    p = at_row(place.p, depth)
+    q = _q_at(proposal, place, depth, p)
     alpha = at_row(place.alpha, depth)
     left = jnp.maximum(alpha[:, None] * p - q, 0)
     mass = left.sum(axis=-1)
     room = mass + 1 - alpha
     # no room: alpha is 1 and nothing is left, so p and q are equal up to rounding
     new_alpha = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1), 1)
-    new_q = q if replaced else normalised(without(q, token), otherwise=0 * q)
+    new_q = place.q
+    if new_q is not None:
+        used = normalised(without(q, token), otherwise=0 * q)
+        new_q = _put(new_q, depth, back, used)
     return place._replace(
         depth=jnp.where(back, depth, place.depth),
         alpha=_put(place.alpha, depth, back, new_alpha),
         p=_put(place.p, depth, back, normalised(left, otherwise=p)),
-        q=place.q if replaced else _put(place.q, depth, back, new_q),
+        q=new_q,
     )
 
 
@@ -151,8 +185,9 @@ def _go_down(
 ) -> Place:
     """Onto the child; one that its law cannot have drawn is passed over."""
     token = at_row(window.tokens, child)
-    mass = mass_of(at_row(place.q, place.depth), token)
-    ratio = mass_of(at_row(place.p, place.depth), token)
+    here = at_row(place.p, place.depth)
+    mass = mass_of(_q_at(proposal, place, place.depth, here), token)
+    ratio = mass_of(here, token)
     ratio = ratio / jnp.where(mass > 0, mass, 1)
     alpha = jnp.minimum(1, at_row(place.alpha, place.depth) * ratio)
     tested = _put(place.tested, place.depth, down, child)
@@ -160,14 +195,16 @@ def _go_down(
     depth = jnp.where(down, place.depth + 1, place.depth)
     child = jnp.maximum(child, 0)
     p = laws.probs_at(child)
-    q = _law_of_children(proposal, child, p)
+    q = place.q
+    if q is not None:
+        q = _put(q, depth, down, _law_of_children(proposal, child, p))
     return place._replace(
         depth=depth,
         rows=_put(place.rows, depth, down, child),
         tested=_put(tested, depth, down, child),
         alpha=_put(place.alpha, depth, down, alpha),
         p=_put(place.p, depth, down, p),
-        q=_put(place.q, depth, down, q),
+        q=q,
     )
 
 
