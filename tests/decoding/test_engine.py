@@ -221,3 +221,17 @@ def test_prefill_takes_in_all_of_a_prompt_but_its_last_token():
     held[2] = 0
     assert state.target.lengths.tolist() == held
     assert state.lengths.tolist() == [len(request.prompt_ids) for request in RAGGED]
+
+
+def test_a_greedy_rule_refuses_a_temperature():
+    run = engine()
+    with pytest.raises(RequestError, match=r"temperature = 0.7 of request 1.*Coupled"):
+        run.start([Request(prompt_ids=(1,)), Request(prompt_ids=(1,), temperature=0.7)])
+
+
+def test_options_are_integers_in_any_container():
+    made = engine(eos_ids=(3, 1)).options
+    assert made.eos_ids == (3, 1) and hash(made)
+    for bad in ({"eos_ids": (True,)}, {"widths": (1, True)}):
+        with pytest.raises(PairError, match="is not an integer"):
+            engine(**bad)

@@ -1,5 +1,6 @@
 """Whole generations: stop strings, streaming, and results whose figures add up."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -315,3 +316,25 @@ def test_completion_arithmetic_by_hand():
     # the last round was cut among its drafts: no token of its own
     flags = [True] * 4 + [False] * 3 + [True] * 3
     assert row.from_draft == tuple(flags)
+
+
+def test_a_second_iteration_is_a_run_of_its_own(plain):
+    generation = Generation(engine(NullDrafter(), 4), requests(), detokenize=spell)
+    for _ in zip(generation, range(2), strict=False):
+        pass
+    for _ in generation:
+        pass
+    assert [row.ids for row in generation.completions] == [row.ids for row in plain]
+
+
+@pytest.mark.parametrize("rounds_per_call", [1, 5])
+def test_half_a_character_is_not_text_yet(rounds_per_call):
+    """A stop of U+FFFD would else be found while a character's bytes come in."""
+
+    def halves(ids):
+        whole, rest = divmod(len(ids), 2)
+        return "é" * whole + "\ufffd" * rest
+
+    asked = [dataclasses.replace(r, stop=("\ufffd",)) for r in requests()]
+    rows = generate(engine(NullDrafter(), rounds_per_call), asked, detokenize=halves)
+    assert all(row.finish_reason == FinishReason.LENGTH for row in rows)
