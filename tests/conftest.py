@@ -4,6 +4,7 @@ Helpers that tests share live in specjax.testing; tests do not import each other
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import flax.struct
@@ -52,3 +53,20 @@ def cpu_devices() -> list[jax.Device]:
 def _needs_accelerator(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("device") and jax.default_backend() == "cpu":
         pytest.skip("needs an accelerator (see JAX_PLATFORMS)")
+
+
+MOST_MAPPINGS = 40_000
+"""Of memory, in one process: Linux allows 65 530 (vm.max_map_count), a compiled engine
+takes some 900, and a process that asks for more crashes inside XLA."""
+
+
+@pytest.fixture(autouse=True)
+def _few_mappings() -> Iterator[None]:
+    yield
+    try:
+        with Path("/proc/self/maps").open("rb") as maps:
+            count = sum(1 for _ in maps)
+    except OSError:
+        return  # no Linux
+    if count > MOST_MAPPINGS:
+        jax.clear_caches()

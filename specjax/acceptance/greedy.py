@@ -6,7 +6,6 @@ import jax
 from flax import struct
 
 from specjax.acceptance.descend import descend
-from specjax.decoding.argmax import first_argmax
 from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
@@ -36,6 +35,6 @@ class Greedy(struct.PyTreeNode):
         """Walk down while a child is the argmax."""
 
         def choose(rows: jax.Array, depths: jax.Array, walking: jax.Array) -> jax.Array:
-            return first_argmax(laws.adjusted_at(rows))
+            return laws.best_at(rows)
 
         return descend(proposal, window, choose, max_depth=max_depth)

@@ -16,6 +16,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from specjax.decoding.argmax import first_argmax
 from specjax.decoding.types import Counts, Sampling, Window
 
+MOST_SLICED_ROWS = 8
+"""Larger batches would make the program long."""
+
 
 class Laws(struct.PyTreeNode):
     """The target's laws of a window, worked out for the rows that are asked for.
@@ -51,6 +54,21 @@ class Laws(struct.PyTreeNode):
         return _with_penalties(
             logits, self.sampling, self.counts, self.window.tokens, ancestors
         )
+
+    def best_at(self, rows: Int[Array, " B"]) -> Int[Array, " B"]:
+        """The argmax of the adjusted logits, the lowest id among equals."""
+        batch, width, size = self.logits.shape
+        plain = self.sampling.bias is None and not self.sampling.has_penalties
+        if not plain or batch > MOST_SLICED_ROWS:
+            return first_argmax(self.adjusted_at(rows))
+        # read where they lie: to gather the rows first costs as much as the argmax
+        rows, zero = jnp.clip(rows, 0, width - 1), jnp.int32(0)
+        best = []
+        for b in range(batch):
+            at = (jnp.int32(b), rows[b], zero)
+            row = jax.lax.dynamic_slice(self.logits, at, (1, 1, size))[0]
+            best.append(first_argmax(row.astype(jnp.float32)))
+        return jnp.concatenate(best)
 
     def scores_at(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
         """The log-law up to a constant; ``-inf`` where it is zero."""

@@ -138,6 +138,10 @@ class TableLaws(Laws):
         """The same: nothing is warped here."""
         return self.scores_at(rows)
 
+    def best_at(self, rows: jax.Array) -> jax.Array:
+        """The most probable token."""
+        return jnp.argmax(self.probs_at(rows), axis=-1).astype(jnp.int32)
+
 
 class EveryDraw:
     """Draws that answer what each batch row's outcome says, and weigh the outcome.
