@@ -37,6 +37,10 @@ DETERMINISTIC, INDEPENDENT, IID, WITHOUT = (
 )
 CHAINS = ((), (-1,), (-1, 0), (-1, 0, 1))
 TREES = ((-1, -1), (-1, -1, 0), (-1, -1, 0, 1), (-1, -1, 0, 0), (-1, 0, 0, -1))
+MANY_TREES = [
+    pytest.param(tree, marks=() if tree in TREES[1:3] else pytest.mark.full)
+    for tree in TREES
+]
 CHAIN_RULES = [
     (rejection, DETERMINISTIC),
     (rejection, INDEPENDENT),
@@ -79,7 +83,7 @@ def test_chains_emit_the_targets_law(make, law, parents, vocab_size):
 
 
 @pytest.mark.parametrize(("make", "law"), TREE_RULES, ids=name_of)
-@pytest.mark.parametrize("parents", TREES)
+@pytest.mark.parametrize("parents", MANY_TREES)
 def test_trees_emit_the_targets_law(make, law, parents):
     assert distance(make(), parents, law)[0] < EXACT
 
@@ -108,7 +112,7 @@ def test_laws_with_tokens_cut_off(make, law, parents, p_zeros, q_zeros):
     seed=st.integers(0, 99),
     zeros=st.tuples(st.integers(0, 2), st.integers(0, 1)),
 )
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_any_tree_and_any_law(parents, case, seed, zeros):
     make, law = case
     # no path deeper than the enumeration is made for, no more siblings than tokens
@@ -153,7 +157,7 @@ def test_traversal_of_a_chain_is_block_verification():
     assert found[0].tokens == pytest.approx(found[1].tokens, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_block_and_traversal_accept_no_less_than_top_down(seed):
     p, q = random_conditional(seed, 3), random_conditional(seed + 50, 3)
 
@@ -248,7 +252,7 @@ def test_siblings_drawn_without_replacement_and_tested_as_if_with_are_found():
     assert distance(Traversal(), tree, WITHOUT)[0] > 1e-3
 
 
-@pytest.mark.parametrize("parents", TREES)
+@pytest.mark.parametrize("parents", MANY_TREES)
 def test_testing_without_replacement_is_exact_for_independent_siblings_too(parents):
     # a repeated sibling is passed over; one that is not is a draw from what is left
     for rule in (without_replacement(), Traversal(replaced=False)):
@@ -305,7 +309,7 @@ def test_lossy_rules_are_lossy_and_say_so(rule):
 
 def test_thresholds_of_1_are_exact():
     rule = Threshold(single=1.0, accumulated=1.0)
-    for parents in TREES:
+    for parents in TREES[:2]:
         assert distance(rule, parents, DETERMINISTIC)[0] < EXACT
 
 

@@ -27,7 +27,10 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("rule", DRAFTERS)
+@pytest.mark.parametrize(
+    "rule",
+    ["traversal", *(pytest.param(r, marks=pytest.mark.full) for r in DRAFTERS)],
+)
 def test_what_is_reported_is_the_targets_own_and_ends_where_the_ids_end(rule):
     drafter = DRAFTERS[rule]
     options = EngineOptions(eos_ids=(EOS,), top_logprobs=2, prefill_width=4)
