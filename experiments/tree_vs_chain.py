@@ -18,6 +18,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,9 @@ def run(options: Options) -> dict[str, Any]:
         "drafters": drafters,
         "check": checked,
         "toy": toy(),
+        "command": shlex.join(
+            ["python", "experiments/tree_vs_chain.py", *sys.argv[1:]]
+        ),
     }
 
 
@@ -288,8 +293,8 @@ def main(options: Options) -> None:
     told = (
         f"# Chains and trees of equal size\n\n{o['model']}, {o['dtype']}, greedy, "
         f"{o['per_kind']} prompts a kind, {o['tokens']} tokens each; {result['date']}, "
-        f"{result['device']}, JAX {result['versions']['jax']}; `python "
-        "experiments/tree_vs_chain.py`. *first*, *second*: shares of tokens that are "
+        f"{result['device']}, JAX {result['versions']['jax']}; "
+        f"`{result['command']}`. *first*, *second*: shares of tokens that are "
         f"the drafter's first and second candidate.\n\n{table(result)}\n"
         f"{result['toy']}\n\n"
         f"Check on one prompt: {result['check']}.\n"

@@ -54,11 +54,10 @@ class Block(struct.PyTreeNode):
             left, last = _left(proposal, window, laws, rows, weight, count)
             mass = left.sum(axis=-1)
             room = mass + 1 - weight
-            passes = jnp.where(
-                last,
-                weight,
-                jnp.where(room > 0, mass / jnp.where(room > 0, room, 1), 1),
-            )
+            # not "room > 0": a NaN must not count as certainty
+            certain = room <= 0
+            passes = jnp.where(certain, 1, mass / jnp.where(certain, 1, room))
+            passes = jnp.where(last, weight, passes)
             asked = (row > 0) & (rows <= count)
             kept = draws.accepts(passes, jnp.ones_like(passes), rows, asked)
             kept = jnp.where(asked, kept, row == 0)

@@ -41,6 +41,12 @@ class Typical(struct.PyTreeNode):
     lossy = True
     same_tokens = False
 
+    def __post_init__(self) -> None:
+        for field in ("epsilon", "delta"):
+            value = getattr(self, field)
+            if isinstance(value, int | float) and not 0 <= value <= 1:
+                raise ValueError(f"{field} = {value}: it must lie in [0, 1]")
+
     def accept(
         self,
         proposal: Proposal,
@@ -111,7 +117,7 @@ class Threshold(struct.PyTreeNode):
     def __post_init__(self) -> None:
         for field in ("single", "accumulated"):
             value = getattr(self, field)
-            if isinstance(value, float) and not 0 < value <= 1:
+            if isinstance(value, int | float) and not 0 < value <= 1:
                 raise ValueError(f"{field} = {value}: it must lie in (0, 1]")
 
     def accept(
@@ -163,7 +169,7 @@ class Threshold(struct.PyTreeNode):
             # given that u lies above the older siblings' share: the same law as one
             # number for all of them, with an independent draw for each
             spare = self.accumulated - (1 - left.sum(axis=-1))
-            keeps = draws.accepts(mass, spare, child, tested)
+            keeps = draws.accepts(mass, spare, child, tested) & (mass > 0)
             left = jnp.where(tested[:, None], without(left, token), left)
             keeps = keeps | (mass >= self.single)
             kept = jnp.where(tested & keeps, child, kept)

@@ -162,7 +162,9 @@ def _go_back(
     mass = left.sum(axis=-1)
     room = mass + 1 - alpha
     # no room: alpha is 1 and nothing is left, so p and q are equal up to rounding
-    new_alpha = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1), 1)
+    # (not "room > 0": a NaN must not count as certainty)
+    certain = room <= 0
+    new_alpha = jnp.where(certain, 1, mass / jnp.where(certain, 1, room))
     new_q = place.q
     if new_q is not None:
         used = normalised(without(q, token), otherwise=0 * q)

@@ -136,9 +136,11 @@ class Bench:
         if self.draft.draft_model is not None:
             draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
         pairs = [("none", 0)]
-        pairs += [
-            (d, k) for d in self.drafters if drafter_entry(d).drafts for k in self.k
-        ]
+        tree = (len(self.draft.draft_branching),)
+        for name in self.drafters:
+            entry = drafter_entry(name)
+            if entry.drafts:
+                pairs += [(name, k) for k in (self.k if entry.takes_k else tree)]
         longest = max(len(request.prompt_ids) for request in requests)
         rule = RULES[default_rule(self.temperature)].build()
         return [
@@ -152,6 +154,7 @@ class Bench:
                 eos_ids=() if self.ignore_eos else checkpoint.eos_ids,
                 ngram=self.ngram,
                 draft=draft,
+                settings=self.draft,
             )
             for name, k in dict.fromkeys(pairs)
         ]

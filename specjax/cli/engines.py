@@ -23,12 +23,14 @@ def make_arm(
     eos_ids: tuple[int, ...] = (),
     ngram: o.NGramOptions | None = None,
     draft: Checkpoint | None = None,
+    settings: o.DraftModelOptions | None = None,
 ) -> Arm:
     """An arm with one capacity for all its runs, so that it compiles once.
 
     ``longest`` is the longest prompt's number of tokens.
     """
-    built = o.build_drafter(drafter, k, ngram or o.NGramOptions(), draft)
+    ngram = ngram or o.NGramOptions()
+    built = o.build_drafter(drafter, k, ngram, draft, settings)
     limit = o.check_prompt("the longest prompt", longest, None, checkpoint)
     o.check_depth(built, limit)
     options = EngineOptions(

@@ -117,6 +117,7 @@ class Generate:
                 f"--draft-model does nothing with --drafter {self.drafter}: "
                 "set --drafter draft-model, or leave it out"
             )
+        o.check_used(self.drafter, self.draft)
         o.choose_rule(self.rule, self.sampling.temperature)
         o.build_request([0], self.sampling, self.max_tokens, self.stop)
         o.at_least("--rounds-per-call", self.rounds_per_call, 1)
@@ -177,19 +178,19 @@ class Generate:
         return fields
 
     def _stats(self, completion: Completion, times: Times) -> dict[str, Any]:
-        drafts = drafter_entry(self.drafter).drafts
+        entry = drafter_entry(self.drafter)
+        depth = self.k if entry.takes_k else len(self.draft.draft_branching)
+        depth = depth if entry.drafts else 0
         tokens = len(completion.ids)
         return {
             "drafter": self.drafter,
             "rule": self.rule or default_rule(self.sampling.temperature),
-            "k": self.k if drafts else 0,
+            "k": depth,
             "tokens": tokens,
             "rounds": len(completion.rounds),
             "drafted": completion.drafted,
             "accepted": completion.accepted,
-            "accepted_by_position": completion.accepted_by_position(
-                self.k if drafts else 0
-            ),
+            "accepted_by_position": completion.accepted_by_position(depth),
             "tau": completion.tau,
             "alpha": completion.alpha,
             "prefill_seconds": times.prefill,

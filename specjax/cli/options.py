@@ -182,6 +182,22 @@ def check_drafter(
         )
 
 
+def check_used(drafter: str, draft: DraftModelOptions) -> None:
+    """Refuse options that would do nothing."""
+    plain = DraftModelOptions()
+    for field, user in (
+        ("draft_pick", "draft-model"),
+        ("draft_least", "draft-model"),
+        ("draft_branching", "draft-tree"),
+        ("draft_siblings", "draft-tree"),
+    ):
+        if drafter != user and getattr(draft, field) != getattr(plain, field):
+            raise UsageError(
+                f"--{field.replace('_', '-')} does nothing with --drafter {drafter}: "
+                f"it is for --drafter {user}; leave it out"
+            )
+
+
 def build_drafter(
     name: str,
     k: int,

@@ -31,6 +31,9 @@ class Laws(struct.PyTreeNode):
     window: Window
     sampling: Sampling
     counts: Counts | None
+    counted: int = struct.field(pytree_node=False, default=1)
+    """Leading rows whose tokens the counts hold already: of a round's window the
+    anchor, of committed text all."""
 
     def logits_at(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
         """The target's own logits, before anything is applied to them."""
@@ -49,8 +52,7 @@ class Laws(struct.PyTreeNode):
         ancestors = jnp.take_along_axis(
             self.window.ancestors, rows[:, None, None], axis=1, mode="clip"
         )[:, 0]
-        # row 0 is the anchor, which the committed counts already hold
-        ancestors = ancestors & (jnp.arange(self.window.width) > 0)
+        ancestors = ancestors & (jnp.arange(self.window.width) >= self.counted)
         return _with_penalties(
             logits, self.sampling, self.counts, self.window.tokens, ancestors
         )

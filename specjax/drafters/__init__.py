@@ -58,6 +58,8 @@ class DrafterEntry:
     summary: str
     drafts: bool = True
     """Whether it proposes anything, so that ``k`` means something."""
+    takes_k: bool = True
+    """Whether ``k`` decides how much; a tree of given shape has its own depth."""
     needs_model: bool = False
     """Whether ``DrafterOptions.model`` must be given."""
 
@@ -86,7 +88,10 @@ DRAFTERS: dict[str, DrafterEntry] = {
         _draft_model, "a smaller model with the same tokenizer", needs_model=True
     ),
     "draft-tree": DrafterEntry(
-        _draft_tree, "a tree of fixed shape from a smaller model", needs_model=True
+        _draft_tree,
+        "a tree of fixed shape from a smaller model",
+        takes_k=False,
+        needs_model=True,
     ),
 }
 """By name."""

@@ -132,7 +132,8 @@ class DraftModel(struct.PyTreeNode):
             open=context.room > 1,
             confidence=jnp.ones((batch,), jnp.float32),
         )
-        laws = self._laws(pass_.verdict, pass_.window, context)
+        width = pass_.window.width
+        laws = self._laws(pass_.verdict, pass_.window, context, counted=width)
         return self._grow(empty, jnp.int32(0), laws, pass_.last, context)
 
     def _next(
@@ -143,16 +144,19 @@ class DraftModel(struct.PyTreeNode):
         causal = jnp.tril(jnp.ones((self.k, self.k), bool))
         window = drafts_window(chain.tokens, causal, rows < step, state.lengths)
         verdict = self.model.verify(state.model, window)
-        laws = self._laws(verdict, window, context)
+        laws = self._laws(verdict, window, context, counted=0)
         last = jnp.broadcast_to(step - 1, chain.count.shape)
         return self._grow(chain, step, laws, last, context)
 
-    def _laws(self, verdict: Verdict, window: Window, context: Context) -> Laws:
+    def _laws(
+        self, verdict: Verdict, window: Window, context: Context, *, counted: int
+    ) -> Laws:
         """The model's laws under the settings it drafts with."""
         sampling = context.sampling
         if self.warping is not None:
             sampling = self.warping.apply(sampling, context.lengths.shape[0])
-        return Laws(safe_logits(verdict), window, sampling, context.counts)
+        logits = safe_logits(verdict)
+        return Laws(logits, window, sampling, context.counts, counted)
 
     def _grow(
         self,

@@ -67,10 +67,16 @@ class DraftTree(struct.PyTreeNode):
     def __post_init__(self) -> None:
         if isinstance(self.tree, Tree) and self.tree.num_nodes == 0:
             raise ValueError("a draft tree needs at least one node")
+        vocab = getattr(self.model, "vocab_size", None)
+        if isinstance(self.tree, Tree) and isinstance(vocab, int):
+            self._check_siblings(vocab)
 
     @property
     def law(self) -> ProposalLaw:
         """How the drafts come about."""
+        chain = self.max_depth == self.max_nodes
+        if chain and self.siblings is not Siblings.BEST:
+            return ProposalLaw.INDEPENDENT  # no siblings
         return self.siblings.law
 
     @property
@@ -104,7 +110,8 @@ class DraftTree(struct.PyTreeNode):
         batch, nodes = context.lengths.shape[0], self.max_nodes
         # a round may commit a path and one more token
         pass_ = catch_up(self.model, state, context, self.max_depth + 1)
-        laws = self._laws(pass_.verdict, pass_.window, context)
+        width = pass_.window.width
+        laws = self._laws(pass_.verdict, pass_.window, context, counted=width)
         tokens = jnp.zeros((batch, nodes), jnp.int32)
         log_q = None
         if self.siblings is not Siblings.BEST:
@@ -150,10 +157,14 @@ class DraftTree(struct.PyTreeNode):
         window = drafts_window(
             tokens[:, above], jnp.asarray(mask), valid, state.lengths
         )
-        return self._laws(self.model.verify(state.model, window), window, context)
+        verdict = self.model.verify(state.model, window)
+        return self._laws(verdict, window, context, counted=0)
 
-    def _laws(self, verdict: Verdict, window: Window, context: Context) -> Laws:
-        return Laws(safe_logits(verdict), window, context.sampling, context.counts)
+    def _laws(
+        self, verdict: Verdict, window: Window, context: Context, *, counted: int
+    ) -> Laws:
+        logits = safe_logits(verdict)
+        return Laws(logits, window, context.sampling, context.counts, counted)
 
     def _children(
         self,
@@ -184,6 +195,15 @@ class DraftTree(struct.PyTreeNode):
             noise = draft_noise(context, children[0], scores.shape[1])
             picked = _best(scores + noise, tuple(range(len(children))))
         return tokens.at[:, children].set(picked), log_q
+
+    def _check_siblings(self, vocab: int) -> None:
+        """No more children than tokens, where none may come twice."""
+        most = max(self.tree.ranks) + 1
+        if self.siblings is not Siblings.INDEPENDENT and most > vocab:
+            raise ValueError(
+                f"a node of the draft tree has a child of rank {most - 1}, and the "
+                f"vocabulary has {vocab} tokens"
+            )
 
     def _ranks(self, children: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.tree.ranks[child] for child in children)

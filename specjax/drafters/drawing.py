@@ -47,8 +47,11 @@ class Warping:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature = {self.temperature}: it must be above 0")
+        if not 1e-6 <= self.temperature <= 1e6:
+            given = self.temperature
+            raise ValueError(f"temperature = {given}: it must lie in 1e-6 .. 1e6")
+        if self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"{self}: top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1")
 
     def apply(self, sampling: Sampling, batch: int) -> Sampling:
         """The request's settings, with these in place of its own."""

@@ -213,3 +213,17 @@ def test_the_registry_names_the_rules():
         assert entry.summary and entry.samples == (name != "greedy")
     assert default_rule(0.0) == "greedy"
     assert default_rule(1e-9) == "coupled"
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
+def test_a_draft_whose_stated_law_is_nan_is_not_taken_for_certain(name):
+    # token 1 is impossible for the target, and drafted everywhere
+    logits = np.zeros((B, N + 1, V), np.float32)
+    logits[..., 1] = -np.inf
+    proposal = proposal_of([[1] * N] * B, [list(range(-1, N - 1))] * B, [N] * B)
+    proposal = proposal.replace(log_q=jnp.full((B, N + 1, V), jnp.nan, jnp.float32))
+    rule = RULES[name].build()
+    got = run(rule, proposal, window_of(proposal), logits, sampling_of(1.0))
+    for row in range(B):
+        taken = np.asarray(got.tokens[row])[np.asarray(got.taken[row])]
+        assert len(taken) == 1 and taken[0] != 1

@@ -7,6 +7,7 @@ import pytest
 from specjax.acceptance import Coupled, Greedy
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import generate
+from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.requests import Request
 from specjax.decoding.round import context_of
 from specjax.decoding.trees import Tree, chain, full
@@ -119,3 +120,16 @@ def test_the_law_of_every_draw_is_given(siblings):
 def test_a_tree_without_nodes_is_refused():
     with pytest.raises(ValueError, match="at least one node"):
         DraftTree(markov(0, 4), Tree(()))
+
+
+def test_more_siblings_than_tokens_are_refused():
+    table = markov(0, 4)
+    for tree in (Tree((-1,) * 5), Tree((-1,), ranks=(9,))):
+        with pytest.raises(ValueError, match="vocabulary has 4"):
+            DraftTree(table, tree)
+    DraftTree(table, Tree((-1,) * 5), Siblings.INDEPENDENT)
+
+
+def test_a_drawn_tree_without_siblings_is_a_chain_of_draws():
+    drawn = DraftTree(markov(0, 4), chain(2), Siblings.WITHOUT_REPLACEMENT)
+    assert drawn.law is ProposalLaw.INDEPENDENT

@@ -75,3 +75,20 @@ def test_a_warped_draft_states_the_law_it_was_drawn_from():
     np.testing.assert_allclose(law[0, 0], wanted / wanted.sum(), atol=1e-6)
     # a row at temperature 0 stays there: its draft is the argmax, with certainty
     assert law[1, 0].max() == 1 and law[1, 0].argmax() == int(proposal.tokens[1, 0])
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0}]
+)
+def test_a_draft_counts_its_own_tokens_once_for_penalties(penalty):
+    """A model that drafts for itself is right, with penalties as without."""
+    options = EngineOptions(prefill_width=4)
+    engine = Engine(TARGET, DraftModel(TARGET, 4), Coupled(), options)
+    asked = [
+        Request(
+            prompt_ids=(1, 2, 3), max_tokens=30, temperature=1.0, seed=row, **penalty
+        )
+        for row in range(3)
+    ]
+    for row in generate(engine, asked):
+        assert row.accepted == row.drafted > 0
