@@ -107,6 +107,11 @@ def pass_time(decoder: Any, batch: int, width: int, repeats: int) -> float:
     return least(lambda: verify(decoder, state, window), repeats)
 
 
+def asked(options: Options) -> dict[str, Any]:
+    """What was asked for, without the folder it went to."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
+
+
 def run(options: Options) -> dict[str, Any]:
     """All rules, batches and widths."""
     decoder = load(options.model, WeightType(options.dtype)).decoder
@@ -132,7 +137,7 @@ def run(options: Options) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(),
         "versions": versions(),
-        "options": json.loads(json.dumps(dataclasses.asdict(options), default=str)),
+        "options": asked(options),
         "rows": rows,
     }
 

@@ -171,6 +171,11 @@ def tree_bound(p: np.ndarray, q: np.ndarray, branching: tuple[int, ...]) -> floa
     return float(stationary(p) @ expected)
 
 
+def asked(options: Options) -> dict[str, Any]:
+    """What was asked for, without the folder it went to."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
+
+
 def run(options: Options) -> dict[str, Any]:
     """All arms at all distances."""
     points = []
@@ -194,7 +199,7 @@ def run(options: Options) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(),
         "versions": versions(),
-        "options": json.loads(json.dumps(dataclasses.asdict(options), default=str)),
+        "options": asked(options),
         "points": points,
     }
 

@@ -206,6 +206,11 @@ def outputs(options: Options, target: Checkpoint) -> list[tuple[str, Request, li
     return made
 
 
+def asked(options: Options) -> dict[str, Any]:
+    """What was asked for, without the folder it went to."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
+
+
 def run(options: Options) -> dict[str, Any]:
     """All drafters, kinds and numbers of nodes."""
     target = load(options.model, WeightType(options.dtype))
@@ -224,7 +229,7 @@ def run(options: Options) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(),
         "versions": versions(),
-        "options": json.loads(json.dumps(dataclasses.asdict(options), default=str)),
+        "options": asked(options),
         "drafters": drafters,
         "check": checked,
         "toy": toy(),
