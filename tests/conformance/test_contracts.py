@@ -71,15 +71,7 @@ def test_more_runs(check, cell):
     holds(check, case_of(cell))
 
 
-SOME_LAW_CELLS = [
-    c for c in LAW_CELLS if (c.drafter, c.rule) == ("iid-tree", "traversal")
-]
 SAMPLED = [dataclasses.replace(cell, sampled=True) for cell in LAW_CELLS]
-
-
-@pytest.mark.parametrize(("check", "cell"), pairs(SOME_LAW_CELLS, OF_ONE_RUN))
-def test_rules_that_keep_the_law_are_greedy_at_temperature_0(check, cell):
-    holds(check, case_of(cell))
 
 
 @pytest.mark.full

@@ -28,7 +28,7 @@ def test_tokens_do_not_depend_on_the_number_of_devices(cpu_devices, rule, pick):
         for row in range(ROWS)
     ]
     outputs = []
-    for devices in (1, 2, 8):
+    for devices in (1, 8):
         mesh = Mesh(np.array(cpu_devices[:devices]), ("batch",))
         spread = NamedSharding(mesh, PartitionSpec("batch"))
         state = jax.tree.map(
