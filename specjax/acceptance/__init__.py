@@ -33,12 +33,10 @@ class RuleEntry:
 
     build: Callable[[], AcceptanceRule]
     summary: str
-    samples: bool = True
-    """Whether it follows a temperature above 0."""
 
 
 RULES: dict[str, RuleEntry] = {
-    "greedy": RuleEntry(Greedy, "keeps the most probable token", samples=False),
+    "greedy": RuleEntry(Greedy, "keeps the most probable token"),
     "coupled": RuleEntry(Coupled, "samples first, keeps a draft that is the sample"),
     "rejection": RuleEntry(rejection, "keeps a draft with probability min(1, p/q)"),
     "block": RuleEntry(Block, "tests prefixes of a chain as a whole"),

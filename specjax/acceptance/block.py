@@ -13,11 +13,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.acceptance.residual import law_of_children, mass_of, normalised, without
-from specjax.acceptance.walk import with_last_token
+from specjax.acceptance.walk import along
 from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
-from specjax.decoding.types import NO_TOKEN, Acceptance, Proposal, Window
+from specjax.decoding.types import Acceptance, Proposal, Window
 
 
 class Block(struct.PyTreeNode):
@@ -72,7 +72,9 @@ class Block(struct.PyTreeNode):
         (_, best, weight), _ = jax.lax.scan(step, (one, none, one), steps)
         left, _ = _left(proposal, window, laws, best, weight, count)
         token = draws.token(normalised(left, otherwise=laws.probs_at(best)))
-        return with_last_token(prefix(window, best, max_depth), token)
+        path = jnp.arange(max_depth + 1, dtype=jnp.int32)
+        num = jnp.where(window.valid[:, 0], best + 1, 0)
+        return along(window, jnp.broadcast_to(path, (batch, len(path))), num, token)
 
 
 def chain_lengths(proposal: Proposal, window: Window) -> Int[Array, " B"]:
@@ -81,19 +83,6 @@ def chain_lengths(proposal: Proposal, window: Window) -> Int[Array, " B"]:
     in_chain = proposal.parents == jnp.arange(nodes, dtype=jnp.int32) - 1
     unbroken = jnp.cumprod((in_chain & window.valid[:, 1:]).astype(jnp.int32), axis=1)
     return unbroken.sum(axis=1, dtype=jnp.int32)
-
-
-def prefix(window: Window, drafts: Int[Array, " B"], max_depth: int) -> Acceptance:
-    """The path over the first ``drafts`` rows of a chain; its last token is missing."""
-    slots = jnp.arange(max_depth + 1, dtype=jnp.int32)
-    num = jnp.where(window.valid[:, 0], drafts + 1, 0)
-    taken = slots < num[:, None]
-    ahead = jnp.clip(slots + 1, 0, window.width - 1)
-    return Acceptance(
-        path=jnp.where(taken, slots, 0),
-        tokens=jnp.where(taken, window.tokens[:, ahead], NO_TOKEN),
-        num_tokens=num,
-    )
 
 
 def _left(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.acceptance.residual import mass_of, normalised, without
 from specjax.acceptance.walk import (
     NO_CHILD,
+    along,
     at_row,
     next_child,
     parent_rows,
@@ -23,7 +24,7 @@ from specjax.acceptance.walk import (
 from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
-from specjax.decoding.types import NO_TOKEN, Acceptance, Proposal, Window
+from specjax.decoding.types import Acceptance, Proposal, Window
 
 
 class Typical(struct.PyTreeNode):
@@ -38,7 +39,6 @@ class Typical(struct.PyTreeNode):
     delta: float = struct.field(pytree_node=False, default=0.3)
     name = "lossy-typical"
     takes = frozenset(ProposalLaw)
-    lossy = True
     same_tokens = False
 
     def __post_init__(self) -> None:
@@ -80,25 +80,16 @@ class Typical(struct.PyTreeNode):
         best = whole & (window.depths == longest[:, None])
         end = jnp.argmax(jnp.where(best, total, -jnp.inf), axis=1).astype(jnp.int32)
         token = draws.token(laws.probs_at(end))
-        return with_last_token(path_to(window, end, max_depth), token)
+        num = jnp.where(window.valid[:, 0], at_row(window.depths, end) + 1, 0)
+        return along(window, path_to(window, end, max_depth), num, token)
 
 
-def path_to(window: Window, end: Int[Array, " B"], max_depth: int) -> Acceptance:
-    """The path from the anchor to row ``end``; its last token is missing."""
+def path_to(window: Window, end: Int[Array, " B"], max_depth: int) -> Int[Array, "B P"]:
+    """The rows from the anchor down to row ``end``, by depth."""
     on_path = at_row(window.ancestors, end) & window.valid
     slots = jnp.arange(max_depth + 1, dtype=jnp.int32)
     at_depth = on_path[:, None, :] & (window.depths[:, None, :] == slots[:, None])
-    path = jnp.argmax(at_depth, axis=-1).astype(jnp.int32)
-    num = jnp.where(window.valid[:, 0], at_row(window.depths, end) + 1, 0)
-    taken = slots < num[:, None]
-    following = jnp.take_along_axis(
-        window.tokens, jnp.roll(path, -1, axis=1), axis=1, mode="clip"
-    )
-    return Acceptance(
-        path=jnp.where(taken, path, 0),
-        tokens=jnp.where(taken, following, NO_TOKEN),
-        num_tokens=num,
-    )
+    return jnp.argmax(at_depth, axis=-1).astype(jnp.int32)
 
 
 class Threshold(struct.PyTreeNode):
@@ -111,7 +102,6 @@ class Threshold(struct.PyTreeNode):
     accumulated: float = struct.field(pytree_node=False, default=0.8)
     name = "lossy-threshold"
     takes = frozenset({ProposalLaw.DETERMINISTIC})
-    lossy = True
     same_tokens = False
 
     def __post_init__(self) -> None:

@@ -17,11 +17,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.acceptance.residual import law_of_children, mass_of, normalised, without
-from specjax.acceptance.walk import NO_CHILD, at_row, next_child
+from specjax.acceptance.walk import NO_CHILD, along, at_row, next_child
 from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
-from specjax.decoding.types import NO_TOKEN, Acceptance, Proposal, Window
+from specjax.decoding.types import Acceptance, Proposal, Window
 
 
 class Place(NamedTuple):
@@ -106,7 +106,8 @@ class Traversal(struct.PyTreeNode):
 
         place = jax.lax.while_loop(lambda place: jnp.any(open_rows(place)), step, place)
         token = draws.token(at_row(place.p, place.depth))
-        return _path(window, place, token, running)
+        num = jnp.where(running, place.depth + 1, 0)
+        return along(window, place.rows, num, token)
 
 
 def _start(
@@ -227,24 +228,3 @@ def _put(
     # an index beyond the stack is dropped
     slot = jnp.where(rows, depth, stack.shape[1])
     return stack.at[at, slot].set(value, mode="drop")
-
-
-def _path(
-    window: Window,
-    place: Place,
-    token: Int[Array, " B"],
-    running: Bool[Array, " B"],
-) -> Acceptance:
-    """The path to the accepted row, and the token behind it."""
-    slots = jnp.arange(place.rows.shape[1], dtype=jnp.int32)
-    num = jnp.where(running, place.depth + 1, 0)
-    taken = slots < num[:, None]
-    # the token behind a row is the next row's own, and behind the last the one drawn
-    following = jnp.roll(place.rows, -1, axis=1)
-    tokens = jnp.take_along_axis(window.tokens, following, axis=1, mode="clip")
-    tokens = jnp.where(slots == place.depth[:, None], token[:, None], tokens)
-    return Acceptance(
-        path=jnp.where(taken, place.rows, 0),
-        tokens=jnp.where(taken, tokens, NO_TOKEN),
-        num_tokens=num,
-    )

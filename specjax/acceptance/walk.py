@@ -93,6 +93,27 @@ def at_row(values: Array, rows: Int[Array, " B"]) -> Array:
     return jnp.take_along_axis(values, picked, axis=1, mode="clip")[:, 0]
 
 
+def along(
+    window: Window,
+    path: Int[Array, "B P"],
+    num: Int[Array, " B"],
+    token: Int[Array, " B"],
+) -> Acceptance:
+    """The first ``num`` rows of a path, each with the token that follows it.
+
+    Behind a row that is the next row's own, and behind the last one ``token``.
+    """
+    taken = jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None]
+    following = jnp.roll(path, -1, axis=1)
+    tokens = jnp.take_along_axis(window.tokens, following, axis=1, mode="clip")
+    acceptance = Acceptance(
+        path=jnp.where(taken, path, 0),
+        tokens=jnp.where(taken, tokens, NO_TOKEN),
+        num_tokens=num,
+    )
+    return with_last_token(acceptance, token)
+
+
 def with_last_token(acceptance: Acceptance, token: Int[Array, " B"]) -> Acceptance:
     """The path with ``token`` behind its last row."""
     slots = jnp.arange(acceptance.tokens.shape[1], dtype=jnp.int32)

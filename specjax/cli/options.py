@@ -243,13 +243,13 @@ def choose_rule(name: str | None, temperature: float) -> AcceptanceRule:
     """The rule asked for, or the one that suits the temperature."""
     if name is None:
         return RULES[default_rule(temperature)].build()
-    entry = RULES[one_of("--rule", name, RULES)]
-    if temperature > 0 and not entry.samples:
+    rule = RULES[one_of("--rule", name, RULES)].build()
+    if temperature > 0 and not getattr(rule, "samples", True):
         raise UsageError(
             f"--rule {name} cannot follow --temperature {temperature:g}: leave out "
             "--rule, or set --temperature 0"
         )
-    return entry.build()
+    return rule
 
 
 def build_request(

@@ -7,7 +7,6 @@ and ``rounds`` take one and return another, ``generate`` and ``stream`` do all o
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 
@@ -23,6 +22,7 @@ from specjax.decoding.requests import (
     RequestError,
     check_ids,
     counts_of,
+    is_integer,
     limits_of,
     sampling_of,
 )
@@ -69,7 +69,7 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
         raise PairError(f"{name} = {values!r}: it must be a list of integers")
     listed = np.asarray(listed).tolist() if isinstance(listed, np.ndarray) else listed
     for value in listed:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if not is_integer(value):
             raise PairError(f"{name} = {values!r}: {value!r} is not an integer")
     return tuple(int(value) for value in listed)
 

@@ -36,7 +36,7 @@ def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
             "a rule for trees"
         )
     if drafter.law is not ProposalLaw.DETERMINISTIC:
-        proposal = proposal_shape(drafter, target.vocab_size)
+        proposal = proposal_shape(drafter)
         check_law(drafter, proposal, target.vocab_size)
 
 
@@ -69,7 +69,7 @@ def check_law(drafter: Drafter, proposal: Proposal, vocab_size: int) -> None:
         )
 
 
-def proposal_shape(drafter: Drafter, vocab_size: int) -> Proposal:
+def proposal_shape(drafter: Drafter) -> Proposal:
     """The shapes of a proposal for one row that samples; nothing is computed."""
     capacity = drafter.max_depth + 2
 

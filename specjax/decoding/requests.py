@@ -6,6 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -96,8 +97,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
 
 
+def is_integer(value: object) -> TypeGuard[numbers.Integral]:
+    """An integer of Python's or numpy's; truth values are none."""
+    truth = isinstance(value, bool | np.bool_)
+    return isinstance(value, numbers.Integral) and not truth
+
+
 def _integer(name: str, value: object) -> int:
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
+    if is_integer(value):
         return int(value)
     raise RequestError(f"{name} = {value!r}: it must be an integer")
 

@@ -12,18 +12,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.interfaces import ProposalLaw, Tap, Target
+from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
-from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
+from specjax.decoding.types import Context, Proposal, Verdict, Window
 from specjax.drafters.drawing import Pick, Warping, pick
 from specjax.drafters.length import LengthPolicy
 from specjax.drafters.model_state import (
     CaughtUp,
     DraftModelState,
+    OwnModel,
     catch_up,
     drafts_window,
-    empty_state,
-    observe,
     safe_logits,
 )
 
@@ -38,7 +37,7 @@ class Chain(NamedTuple):
     confidence: Float[Array, " B"]
 
 
-class DraftModel(struct.PyTreeNode):
+class DraftModel(OwnModel):
     """At most ``k`` tokens picked one after the other from a smaller model.
 
     The first pass of a round takes in the tokens committed since the last one, at most
@@ -48,7 +47,6 @@ class DraftModel(struct.PyTreeNode):
     """
 
     name = "draft-model"
-    model: Target
     k: int = struct.field(pytree_node=False)
     pick: Pick = struct.field(pytree_node=False, default=Pick.COUPLED)
     warping: Warping | None = struct.field(pytree_node=False, default=None)
@@ -64,16 +62,6 @@ class DraftModel(struct.PyTreeNode):
         return self.pick.law
 
     @property
-    def vocab_size(self) -> int:
-        """The model's vocabulary, which must be the target's."""
-        return self.model.vocab_size
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """No hidden states of the target are needed."""
-        return ()
-
-    @property
     def max_nodes(self) -> int:
         """``k``."""
         return self.k
@@ -82,10 +70,6 @@ class DraftModel(struct.PyTreeNode):
     def max_depth(self) -> int:
         """``k``: the draft is a chain."""
         return self.k
-
-    def init(self, batch: int, capacity: int) -> DraftModelState:
-        """An empty state of the model."""
-        return empty_state(self.model, batch, capacity)
 
     def propose(
         self, state: DraftModelState, context: Context
@@ -108,17 +92,6 @@ class DraftModel(struct.PyTreeNode):
         )
         useful = jnp.clip(context.room - 1, 0, chain.count)
         return Proposal(chain.tokens, parents, useful, chain.log_q), pass_.state
-
-    def observe(
-        self,
-        state: DraftModelState,
-        pending: DraftModelState | None,
-        window: Window,
-        verdict: Verdict,
-        acceptance: Acceptance,
-    ) -> DraftModelState:
-        """Keep what ``propose`` took in; in prefill, take in the chunk."""
-        return observe(self.model, state, pending, window, acceptance)
 
     def _first(self, pass_: CaughtUp, context: Context) -> Chain:
         """The draft behind the anchor."""
@@ -180,7 +153,7 @@ class DraftModel(struct.PyTreeNode):
             picked = jnp.take_along_axis(belief, token[:, None], axis=1, mode="clip")
             confidence = confidence * jnp.exp(picked[:, 0])
         if log_q is not None:
-            law = jax.nn.log_softmax(laws.scores_at(rows), axis=-1)
+            law = laws.log_probs_at(rows)
             log_q = log_q.at[:, step].set(law)
         return Chain(
             tokens=chain.tokens.at[:, step].set(token),

@@ -11,12 +11,11 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.argmax import first_argmax
-from specjax.decoding.interfaces import ProposalLaw, Tap, Target
+from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.trees import Tree
 from specjax.decoding.types import (
     ANCHOR,
-    Acceptance,
     Context,
     Proposal,
     Verdict,
@@ -25,10 +24,9 @@ from specjax.decoding.types import (
 from specjax.drafters.drawing import draft_noise
 from specjax.drafters.model_state import (
     DraftModelState,
+    OwnModel,
     catch_up,
     drafts_window,
-    empty_state,
-    observe,
     safe_logits,
 )
 
@@ -53,14 +51,13 @@ class Siblings(enum.Enum):
         }[self]
 
 
-class DraftTree(struct.PyTreeNode):
+class DraftTree(OwnModel):
     """The nodes of ``tree``, from a model that reads all levels above in one window.
 
     One pass a level. With a chain and ``BEST`` it is a greedy ``DraftModel``.
     """
 
     name = "draft-tree"
-    model: Target
     tree: Tree = struct.field(pytree_node=False)
     siblings: Siblings = struct.field(pytree_node=False, default=Siblings.BEST)
 
@@ -80,16 +77,6 @@ class DraftTree(struct.PyTreeNode):
         return self.siblings.law
 
     @property
-    def vocab_size(self) -> int:
-        """The model's vocabulary, which must be the target's."""
-        return self.model.vocab_size
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        """No hidden states of the target are needed."""
-        return ()
-
-    @property
     def max_nodes(self) -> int:
         """The tree's nodes."""
         return self.tree.num_nodes
@@ -98,10 +85,6 @@ class DraftTree(struct.PyTreeNode):
     def max_depth(self) -> int:
         """The tree's depth."""
         return self.tree.max_depth
-
-    def init(self, batch: int, capacity: int) -> DraftModelState:
-        """An empty state of the model."""
-        return empty_state(self.model, batch, capacity)
 
     def propose(
         self, state: DraftModelState, context: Context
@@ -132,17 +115,6 @@ class DraftTree(struct.PyTreeNode):
         # the last token a row has room for needs no draft
         count = jnp.where(context.room > 1, nodes, 0).astype(jnp.int32)
         return Proposal(tokens, parents, count, log_q), pass_.state
-
-    def observe(
-        self,
-        state: DraftModelState,
-        pending: DraftModelState | None,
-        window: Window,
-        verdict: Verdict,
-        acceptance: Acceptance,
-    ) -> DraftModelState:
-        """Keep what ``propose`` took in; in prefill, take in the chunk."""
-        return observe(self.model, state, pending, window, acceptance)
 
     def _pass(
         self,
@@ -182,7 +154,7 @@ class DraftTree(struct.PyTreeNode):
             picked = _best(laws.adjusted_at(rows), self._ranks(children))
             return tokens.at[:, children].set(picked), None
         scores = laws.scores_at(rows)
-        log_q = log_q.at[:, node + 1].set(jax.nn.log_softmax(scores, axis=-1))
+        log_q = log_q.at[:, node + 1].set(laws.log_probs_at(rows))
         if self.siblings is Siblings.INDEPENDENT:
             picked = jnp.stack(
                 [

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.interfaces import Target
+from specjax.decoding.interfaces import Tap, Target
 from specjax.decoding.types import Acceptance, Context, Verdict, Window
 from specjax.decoding.windows import chunk_window
 
@@ -26,6 +26,44 @@ class DraftModelState(struct.PyTreeNode):
     lengths: jax.Array  # [B] int32
 
 
+class OwnModel(struct.PyTreeNode):
+    """The part of a drafter that is the same whatever it makes of its model."""
+
+    model: Target
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's vocabulary, which must be the target's."""
+        return self.model.vocab_size
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """No hidden states of the target are needed."""
+        return ()
+
+    def init(self, batch: int, capacity: int) -> DraftModelState:
+        """An empty state of the model."""
+        lengths = jnp.zeros((batch,), jnp.int32)
+        return DraftModelState(self.model.init(batch, capacity), lengths)
+
+    def observe(
+        self,
+        state: DraftModelState,
+        pending: DraftModelState | None,
+        window: Window,
+        verdict: Verdict,
+        acceptance: Acceptance,
+    ) -> DraftModelState:
+        """Keep what the proposal took in; in prefill, take in the chunk."""
+        if pending is not None:
+            return pending
+        own = self.model.verify(state.model, window, logits="none")
+        return DraftModelState(
+            model=self.model.commit(state.model, own.pending, acceptance),
+            lengths=state.lengths + acceptance.num_tokens,
+        )
+
+
 class CaughtUp(struct.PyTreeNode):
     """The pass over the tokens committed since the last round."""
 
@@ -33,12 +71,6 @@ class CaughtUp(struct.PyTreeNode):
     window: Window
     verdict: Verdict
     last: jax.Array  # [B] int32: the window row of the anchor
-
-
-def empty_state(model: Target, batch: int, capacity: int) -> DraftModelState:
-    """Nothing taken in."""
-    lengths = jnp.zeros((batch,), jnp.int32)
-    return DraftModelState(model=model.init(batch, capacity), lengths=lengths)
 
 
 def catch_up(
@@ -61,23 +93,6 @@ def catch_up(
     )
     last = jnp.maximum(stop - state.lengths - 1, 0)
     return CaughtUp(caught_up, window, verdict, last)
-
-
-def observe(
-    model: Target,
-    state: DraftModelState,
-    pending: DraftModelState | None,
-    window: Window,
-    acceptance: Acceptance,
-) -> DraftModelState:
-    """Keep what the proposal took in; in prefill, take in the chunk."""
-    if pending is not None:
-        return pending
-    own = model.verify(state.model, window, logits="none")
-    return DraftModelState(
-        model=model.commit(state.model, own.pending, acceptance),
-        lengths=state.lengths + acceptance.num_tokens,
-    )
 
 
 def safe_logits(verdict: Verdict) -> Float[Array, "B W V"]:
