@@ -63,9 +63,11 @@ class Builder:
         """Gains, gates, biases, convolution taps: float32 whatever the weight type."""
         return jnp.asarray(self._reader.read(name, shape), self._weights.vector)
 
-    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
-        """A norm from ``name`` + ``.weight``."""
-        return RMSNorm(weight=self.vector(f"{name}.weight", size), eps=eps)
+    def norm(
+        self, name: str, size: int, eps: float, *, centred: float = 0.0
+    ) -> RMSNorm:
+        """A norm from ``name`` + ``.weight``, which is stored less ``centred``."""
+        return RMSNorm(weight=self.vector(f"{name}.weight", size) + centred, eps=eps)
 
     def linear(
         self, name: str, outputs: int, inputs: int, *, bias: bool, axes: Axes

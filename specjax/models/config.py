@@ -7,8 +7,11 @@ configuration into them; nothing in here knows a family by name.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from specjax.models.rope import Rope
+
+Activation = Literal["silu", "sigmoid", "gelu_tanh", "relu2"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,21 +21,67 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: Rope
+    rope: Rope | None
+    """``None``: positions enter through the mask alone (NoPE)."""
     qkv_bias: bool = False
     out_bias: bool = False
+    qk_norm_eps: float | None = None
+    """Queries and keys are normed, head by head, before they turn."""
+    out_gate: bool = False
+    """The output is multiplied by the sigmoid of a projection of the input."""
+    sinks: bool = False
+    """Every head has one more logit, of a key without a value."""
+    reach: int | None = None
+    """A sliding window: how many positions a token sees, itself included."""
+    scale: float | None = None
+    """Of the scores; ``head_dim ** -0.5`` where it is ``None``."""
+    softcap: float | None = None
+    """Scores pass through ``softcap * tanh(score / softcap)``."""
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads = {self.num_heads} is not a multiple of "
-                f"num_kv_heads = {self.num_kv_heads}"
-            )
+        _check_multiple(self, "num_heads", "num_kv_heads")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerConfig:
+    """GLM-5's choice of the keys that a token attends to."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention: one latent vector a token instead of its heads."""
+
+    num_heads: int
+    query_rank: int | None
+    """``None``: queries are projected in one step."""
+    latent_dim: int
+    content_dim: int
+    """Of a head's query and key, the part that does not turn."""
+    rotary_dim: int
+    """Of a head's query, and of the key that all heads share. It does not turn either
+    where ``rope`` is ``None``."""
+    value_dim: int
+    rope: Rope | None
+    scale: float
+    latent_eps: float
+    bias: bool = False
+    """Of the projections to the two latents, and out of the heads."""
+    indexer: IndexerConfig | None = None
+    chosen_before: bool = False
+    """Attend to the keys that the nearest indexer above this block has chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatedDeltaConfig:
-    """Gated delta rule with a scalar gate a head (GDN) and its short convolution."""
+    """The gated delta rule and its short convolution: GDN, and KDA.
+
+    GDN has one decay a head and gates its output with SiLU; KDA has one a channel of
+    the key, gates with a sigmoid and makes both through a narrow layer.
+    """
 
     num_key_heads: int
     num_value_heads: int
@@ -40,13 +89,15 @@ class GatedDeltaConfig:
     value_dim: int
     conv_width: int
     norm_eps: float
+    channel_decay: bool = False
+    gate_rank: int | None = None
+    """Width of the layer that decays and output gates pass through."""
+    gate: Activation = "silu"
+    decay_floor: float | None = None
+    """KDA's safe gate: log decays lie between this (negative) number and 0."""
 
     def __post_init__(self) -> None:
-        if self.num_value_heads % self.num_key_heads:
-            raise ValueError(
-                f"num_value_heads = {self.num_value_heads} is not a multiple of "
-                f"num_key_heads = {self.num_key_heads}"
-            )
+        _check_multiple(self, "num_value_heads", "num_key_heads")
 
     @property
     def channels(self) -> int:
@@ -56,23 +107,133 @@ class GatedDeltaConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedMLPConfig:
-    """``down(silu(gate x) * up x)``."""
+class Mamba2Config:
+    """A state space layer with one scalar decay a head (Mamba2)."""
 
-    size: int
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int
+    """Heads of one group share what is written and read (``B`` and ``C``)."""
+    conv_width: int
+    conv_bias: bool
+    bias: bool
+    norm_eps: float
+
+    def __post_init__(self) -> None:
+        _check_multiple(self, "num_heads", "num_groups")
+
+    @property
+    def values(self) -> int:
+        """Channels of ``x``, of the gate and of the output."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Convolved channels: ``x``, ``B`` and ``C``."""
+        return self.values + 2 * self.num_groups * self.state_dim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShortConvConfig:
+    """LFM2's gated short convolution."""
+
+    channels: int
+    conv_width: int
     bias: bool = False
 
 
-MixerConfig = AttentionConfig | GatedDeltaConfig
-FeedForwardConfig = GatedMLPConfig
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatedMLPConfig:
+    """``down(activation(gate x) * up x)``."""
+
+    size: int
+    bias: bool = False
+    activation: Activation = "silu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlainMLPConfig:
+    """``down(activation(up x))``."""
+
+    size: int
+    bias: bool = False
+    activation: Activation = "relu2"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Which experts a token goes to, and with what weights.
+
+    ``softmax``: of all logits, then the largest. ``chosen``: the largest logits, then
+    a softmax over these. ``sigmoid``: each expert for itself.
+    """
+
+    kind: Literal["softmax", "chosen", "sigmoid"]
+    top_k: int
+    bias: bool = False
+    """The projection to logits has a bias."""
+    selection_bias: bool = False
+    """A bias that takes part in the choice, and not in the weights."""
+    groups: int = 1
+    kept_groups: int = 1
+    """Of ``groups`` groups of neighbours, those whose two best experts sum highest."""
+    normalize: bool = False
+    epsilon: float = 0.0
+    """Added to the sum that weights are divided by."""
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """A mixture of experts, and the expert that every token goes to."""
+
+    num_experts: int
+    size: int
+    router: RouterConfig
+    kind: Literal["gated", "plain", "clamped"] = "gated"
+    """``gated`` and ``plain`` are the MLPs of these names, with SiLU and relu squared;
+    ``clamped`` is gpt-oss's gated MLP with biases."""
+    limit: float | None = None
+    """Of the activations of clamped experts."""
+    latent_dim: int | None = None
+    """Experts work on a projection of this size."""
+    shared: GatedMLPConfig | PlainMLPConfig | None = None
+    shared_gate: bool = False
+    """What the shared expert adds is multiplied by a sigmoid of the input."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.router.top_k <= self.num_experts:
+            raise ValueError(
+                f"top_k = {self.router.top_k} of {self.num_experts} experts"
+            )
+        if self.num_experts % self.router.groups:
+            raise ValueError(
+                f"{self.num_experts} experts do not form {self.router.groups} groups"
+            )
+
+
+MixerConfig = (
+    AttentionConfig
+    | LatentAttentionConfig
+    | GatedDeltaConfig
+    | Mamba2Config
+    | ShortConvConfig
+)
+FeedForwardConfig = GatedMLPConfig | PlainMLPConfig | MoEConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """One residual block: mixer, then feed-forward, each behind a norm."""
+    """One residual block: mixer, then feed-forward, each behind a norm.
 
-    mixer: MixerConfig
-    feedforward: FeedForwardConfig
+    A block may lack one of the two.
+    """
+
+    mixer: MixerConfig | None
+    feedforward: FeedForwardConfig | None
+    post_norms: bool = False
+    """What mixer and feed-forward add is normed as well."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,3 +249,11 @@ class DecoderConfig:
     """Whether the output head is the embedding matrix."""
     max_positions: int
     """Positions the model was made for."""
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+
+
+def _check_multiple(config: object, name: str, divisor: str) -> None:
+    value, by = getattr(config, name), getattr(config, divisor)
+    if value % by:
+        raise ValueError(f"{name} = {value} is not a multiple of {divisor} = {by}")

@@ -15,19 +15,30 @@ from specjax.decoding.interfaces import FINAL, Tap
 from specjax.decoding.kinds import kinds
 from specjax.decoding.types import Acceptance, Verdict, Window
 from specjax.decoding.windows import spread_bad
-from specjax.models.config import AttentionConfig, DecoderConfig
+from specjax.models.config import DecoderConfig
 from specjax.models.linear import Linear, accumulator, fewest_rows
-from specjax.models.mixers.base import RotaryTables
+from specjax.models.mixers.base import Aids, Chosen, RotaryTables
 from specjax.models.norms import RMSNorm
+from specjax.models.rope import Rope
+
+
+class Sublayer(struct.PyTreeNode):
+    """``x += post_norm(body(norm x))``; most have no ``post_norm``."""
+
+    norm: RMSNorm
+    body: Any
+    post_norm: RMSNorm | None = None
+
+    def add(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """What the body made, added to the residual stream."""
+        return x + (y if self.post_norm is None else self.post_norm(y))
 
 
 class Block(struct.PyTreeNode):
-    """``x += mixer(norm x)``, then ``x += feedforward(norm x)``."""
+    """A mixer and a feed-forward, one after the other. One of them may be absent."""
 
-    mixer_norm: RMSNorm
-    mixer: Any
-    feedforward_norm: RMSNorm
-    feedforward: Any
+    mixer: Sublayer | None
+    feedforward: Sublayer | None
 
 
 class CommittedState(struct.PyTreeNode):
@@ -55,10 +66,18 @@ class Decoder(struct.PyTreeNode):
         """``V``."""
         return self.config.vocab_size
 
+    @property
+    def mixers(self) -> tuple[Any, ...]:
+        """One a block; ``None`` where it has none."""
+        return tuple(b.mixer and b.mixer.body for b in self.blocks)
+
     def init(self, batch: int, capacity: int) -> CommittedState:
         """An empty state."""
         return CommittedState(
-            blocks=tuple(b.mixer.init_state(batch, capacity) for b in self.blocks),
+            blocks=tuple(
+                None if mixer is None else mixer.init_state(batch, capacity)
+                for mixer in self.mixers
+            ),
             lengths=jnp.zeros((batch,), jnp.int32),
         )
 
@@ -76,18 +95,19 @@ class Decoder(struct.PyTreeNode):
         tables = self._rotary_tables(wide.positions, x.dtype)
         seen: dict[Tap, jax.Array] = {0: x}
         pending = []
+        chosen = None
         for depth, (block, block_state) in enumerate(
             zip(self.blocks, state.blocks, strict=True), start=1
         ):
-            rotary = tables.get(getattr(block.mixer.config, "rope", None))
-            x, added = _run_block(
-                block, x, wide, block_state, state.lengths, rotary, kinds=kinds(block)
+            aids = Aids(rotary=tables.get(_rope(block)), chosen=chosen)
+            x, added, chosen = _run_block(
+                block, x, wide, block_state, state.lengths, aids, kinds=kinds(block)
             )
             seen[depth] = x
             pending.append(added)
         final = self.norm(x)
         seen[FINAL] = final
-        rows = self.head(final) if logits == "all" else None
+        rows = self._logits(final) if logits == "all" else None
         finite = jnp.all(jnp.isfinite(final if rows is None else rows), axis=-1)
         bad = spread_bad(~finite, wide.ancestors)
         verdict = Verdict(
@@ -103,16 +123,12 @@ class Decoder(struct.PyTreeNode):
     ) -> CommittedState:
         """Fold the accepted path into every block's state."""
         blocks = tuple(
-            _commit_block(
-                block.mixer,
-                old,
-                added,
-                acceptance,
-                state.lengths,
-                kinds=kinds(block.mixer),
+            mixer
+            and _commit_block(
+                mixer, old, added, acceptance, state.lengths, kinds=kinds(mixer)
             )
-            for block, old, added in zip(
-                self.blocks, state.blocks, pending, strict=True
+            for mixer, old, added in zip(
+                self.mixers, state.blocks, pending, strict=True
             )
         )
         return CommittedState(blocks, state.lengths + acceptance.num_tokens)
@@ -120,23 +136,28 @@ class Decoder(struct.PyTreeNode):
     def canonical(self, state: CommittedState) -> CommittedState:
         """The comparable form of a state: see each mixer's ``canonical``."""
         blocks = tuple(
-            block.mixer.canonical(old, state.lengths)
-            for block, old in zip(self.blocks, state.blocks, strict=True)
+            mixer and mixer.canonical(old, state.lengths)
+            for mixer, old in zip(self.mixers, state.blocks, strict=True)
         )
         return CommittedState(blocks, state.lengths)
 
     def _embed(self, window: Window) -> Float[Array, "B W D"]:
         dtype = accumulator(self.embedding.dtype)
-        return self.embedding.at[window.tokens].get(mode="clip").astype(dtype)
+        rows = self.embedding.at[window.tokens].get(mode="clip").astype(dtype)
+        if self.config.embedding_scale == 1.0:
+            return rows
+        # of the weights' precision, as in the model's own code
+        scale = jnp.asarray(self.config.embedding_scale, self.embedding.dtype)
+        return rows * scale.astype(dtype)
+
+    def _logits(self, final: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
+        rows, cap = self.head(final), self.config.logit_softcap
+        return rows if cap is None else cap * jnp.tanh(rows / cap)
 
     def _rotary_tables(
         self, positions: Int[Array, "B W"], dtype: jnp.dtype
     ) -> dict[Any, RotaryTables]:
-        ropes = {
-            block.mixer.rope
-            for block in self.config.blocks
-            if isinstance(block.mixer, AttentionConfig)
-        }
+        ropes = {_rope(block) for block in self.blocks} - {None}
         return {rope: RotaryTables(*rope.tables(positions, dtype)) for rope in ropes}
 
     def _rows_needed(self, batch: int) -> int:
@@ -156,13 +177,22 @@ def _run_block(
     window: Window,
     state: Any,
     lengths: jax.Array,
-    rotary: RotaryTables | None,
+    aids: Aids,
     *,
     kinds: Hashable,
-) -> tuple[jax.Array, Any]:
-    y, added = block.mixer.mix(block.mixer_norm(x), window, state, lengths, rotary)
-    x = x + y
-    return x + block.feedforward(block.feedforward_norm(x)), added
+) -> tuple[jax.Array, Any, Chosen | None]:
+    added = None
+    if block.mixer is not None:
+        mixer, normed = block.mixer.body, block.mixer.norm(x)
+        if getattr(mixer, "indexer", None) is not None:
+            chosen = mixer.choose(normed, window, state, lengths, aids)
+            aids = aids.replace(chosen=chosen)
+        y, added = mixer.mix(normed, window, state, lengths, aids)
+        x = block.mixer.add(x, y)
+    if block.feedforward is not None:
+        y = block.feedforward.body(block.feedforward.norm(x))
+        x = block.feedforward.add(x, y)
+    return x, added, aids.chosen
 
 
 @partial(jax.jit, static_argnames="kinds")
@@ -176,6 +206,11 @@ def _commit_block(
     kinds: Hashable,
 ) -> Any:
     return mixer.commit(state, pending, acceptance, lengths)
+
+
+def _rope(block: Block) -> Rope | None:
+    """How the block's mixer turns its heads, if it does."""
+    return block.mixer and getattr(block.mixer.body.config, "rope", None)
 
 
 def pad_rows(window: Window, width: int) -> Window:

@@ -23,6 +23,33 @@ class Llama3Scaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by ``factor`` (position interpolation)."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2309.00071): pairs that turn fewer than ``beta_slow`` times
+    within the original context are stretched by ``factor``, those that turn more than
+    ``beta_fast`` times stay, and those between are blended.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """Whether the blend begins and ends at whole pairs."""
+    attention_factor: float = 1.0
+    """Multiplies cosines and sines, so the scores grow by its square."""
+
+
+Scaling = Llama3Scaling | LinearScaling | YarnScaling
+
+
+@dataclasses.dataclass(frozen=True)
 class Rope:
     """Which dimensions of a head rotate, and how fast.
 
@@ -32,15 +59,20 @@ class Rope:
 
     theta: float
     dims: int
-    scaling: Llama3Scaling | None = None
+    scaling: Scaling | None = None
 
     def frequencies(self) -> np.ndarray:
         """``[dims / 2]`` float64 radians a position."""
         pairs = np.arange(0, self.dims, 2, dtype=np.float64)
         frequencies = self.theta ** (-pairs / self.dims)
-        if self.scaling is None:
-            return frequencies
-        return _llama3(frequencies, self.scaling)
+        match self.scaling:
+            case Llama3Scaling():
+                return _llama3(frequencies, self.scaling)
+            case LinearScaling():
+                return frequencies / self.scaling.factor
+            case YarnScaling():
+                return _yarn(frequencies, self.scaling, self)
+        return frequencies
 
     def tables(
         self, positions: Int[Array, "B W"], dtype: jnp.dtype
@@ -48,7 +80,11 @@ class Rope:
         """Cosines and sines for a window's rows, worked out once for all blocks."""
         frequencies = jnp.asarray(self.frequencies(), dtype)
         angles = positions.astype(dtype)[:, :, None] * frequencies
-        return jnp.cos(angles), jnp.sin(angles)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        if isinstance(self.scaling, YarnScaling):
+            factor = jnp.asarray(self.scaling.attention_factor, dtype)
+            return cos * factor, sin * factor
+        return cos, sin
 
 
 def rotate(
@@ -75,3 +111,20 @@ def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
     scaled = np.where(wavelengths > low, frequencies / scaling.factor, blended)
     return np.where(wavelengths < high, frequencies, scaled)
+
+
+def _yarn(frequencies: np.ndarray, scaling: YarnScaling, rope: Rope) -> np.ndarray:
+    def pair_of(turns: float) -> float:
+        """The pair, as a real number, that turns so often in the original context."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return rope.dims * math.log(wavelength / (2 * math.pi)) / 2 / math.log(theta)
+
+    theta = rope.theta
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dims - 1)
+    high = high if high > low else low + 0.001  # a step instead of a division by 0
+    pairs = np.arange(len(frequencies), dtype=np.float64)
+    stretched = np.clip((pairs - low) / (high - low), 0.0, 1.0)
+    return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

@@ -15,7 +15,7 @@ import numpy as np
 from specjax.models.axes import EMBED, HEADS
 from specjax.models.build import Builder, WeightType
 from specjax.models.config import DecoderConfig, GatedDeltaConfig
-from specjax.models.decoder import Block, Decoder
+from specjax.models.decoder import Block, Decoder, Sublayer
 from specjax.models.families import llama
 from specjax.models.families.fields import Fields
 from specjax.models.mixers.gated_delta import GatedDelta
@@ -131,13 +131,12 @@ def _build_hybrid(config: DecoderConfig, make: Builder) -> Decoder:
             mixer = llama.attention(f"{name}.self_attn", hidden, block.mixer, make)
         blocks.append(
             Block(
-                mixer_norm=make.norm(f"{name}.input_layernorm", hidden, eps),
-                mixer=mixer,
-                feedforward_norm=make.norm(
-                    f"{name}.post_attention_layernorm", hidden, eps
+                mixer=Sublayer(
+                    make.norm(f"{name}.input_layernorm", hidden, eps), mixer
                 ),
-                feedforward=llama.gated_mlp(
-                    f"{name}.mlp", hidden, block.feedforward, make
+                feedforward=Sublayer(
+                    make.norm(f"{name}.post_attention_layernorm", hidden, eps),
+                    llama.gated_mlp(f"{name}.mlp", hidden, block.feedforward, make),
                 ),
             )
         )

@@ -58,7 +58,7 @@ def test_llama_oracle():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_weight_types(tiny, dtype):
     checkpoint = load(tiny.directory(tokenizer=True), WeightType(dtype))
-    assert checkpoint.decoder.blocks[0].mixer.q.weight.dtype == dtype
+    assert checkpoint.decoder.blocks[0].mixer.body.q.weight.dtype == dtype
     assert checkpoint.decoder.norm.weight.dtype == jnp.float32
     assert checkpoint.tokenizer is not None
     assert checkpoint.raw_config == tiny.config

@@ -89,7 +89,7 @@ def test_rows_that_are_padding_or_not_finite_are_zeroed_in_both():
 
 
 def test_canonical_shows_the_committed_slots_and_hides_the_rest():
-    mixer = toy_llama().decoder.blocks[0].mixer
+    mixer = toy_llama().decoder.blocks[0].mixer.body
     assert isinstance(mixer, Attention)
     dirty = jnp.full((2, H, 6, 8), jnp.nan).at[:, :, :3].set(5.0)
     got = mixer.canonical(KVCache(k=dirty, v=dirty), jnp.array([3, 0], jnp.int32))

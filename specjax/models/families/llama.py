@@ -13,7 +13,7 @@ from specjax.models.config import (
     DecoderConfig,
     GatedMLPConfig,
 )
-from specjax.models.decoder import Block, Decoder
+from specjax.models.decoder import Block, Decoder, Sublayer
 from specjax.models.families.fields import Fields
 from specjax.models.feedforward.gated_mlp import GatedMLP
 from specjax.models.mixers.attention import Attention
@@ -117,11 +117,16 @@ def _block(
 ) -> Block:
     hidden, eps = config.hidden_size, config.norm_eps
     assert isinstance(block.mixer, AttentionConfig)
+    assert isinstance(block.feedforward, GatedMLPConfig)
     return Block(
-        mixer_norm=make.norm(f"{name}.input_layernorm", hidden, eps),
-        mixer=attention(f"{name}.self_attn", hidden, block.mixer, make),
-        feedforward_norm=make.norm(f"{name}.post_attention_layernorm", hidden, eps),
-        feedforward=gated_mlp(f"{name}.mlp", hidden, block.feedforward, make),
+        mixer=Sublayer(
+            norm=make.norm(f"{name}.input_layernorm", hidden, eps),
+            body=attention(f"{name}.self_attn", hidden, block.mixer, make),
+        ),
+        feedforward=Sublayer(
+            norm=make.norm(f"{name}.post_attention_layernorm", hidden, eps),
+            body=gated_mlp(f"{name}.mlp", hidden, block.feedforward, make),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from specjax.decoding.types import Acceptance, Window
 from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
 from specjax.models.config import AttentionConfig
 from specjax.models.linear import Linear
-from specjax.models.mixers.base import RotaryTables
+from specjax.models.mixers.base import Aids
 from specjax.models.rope import rotate
 
 
@@ -67,11 +67,12 @@ class Attention(struct.PyTreeNode):
         window: Window,
         state: KVCache,
         lengths: Int[Array, " B"],
-        rotary: RotaryTables | None,
+        aids: Aids,
     ) -> tuple[Float[Array, "B W D"], WindowKV]:
         """Attend to the committed tokens and to ancestors in the window."""
         config = self.config
         batch, width, _ = x.shape
+        rotary = aids.rotary
         assert rotary is not None, "attention needs the window's rotary tables"
 
         def heads(y: jax.Array, count: int) -> jax.Array:

@@ -17,6 +17,21 @@ class RotaryTables(struct.PyTreeNode):
     sin: jax.Array  # [B, W, half]
 
 
+class Chosen(struct.PyTreeNode):
+    """The keys that an indexer lets a window's rows attend to."""
+
+    committed: jax.Array  # [B, W, T] bool
+    window: jax.Array  # [B, W, W] bool
+
+
+class Aids(struct.PyTreeNode):
+    """What a mixer is handed beside its input and its state."""
+
+    rotary: RotaryTables | None = None
+    chosen: Chosen | None = None
+    """By the nearest indexer above."""
+
+
 class Mixer(Protocol):
     """The part of a block that looks at other positions.
 
@@ -35,7 +50,7 @@ class Mixer(Protocol):
         window: Window,
         state: Any,
         lengths: jax.Array,
-        rotary: RotaryTables | None,
+        aids: Aids,
     ) -> tuple[jax.Array, Any]:
         """``x [B, W, D]``, normed -> ``(y [B, W, D], pending)``."""
         ...

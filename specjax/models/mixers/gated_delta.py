@@ -12,7 +12,7 @@ from specjax.decoding.types import Acceptance, Window
 from specjax.models.axes import BATCH, HEADS, TIME
 from specjax.models.config import GatedDeltaConfig
 from specjax.models.linear import Linear
-from specjax.models.mixers.base import RotaryTables
+from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import advance, convolve, silent_rows
 from specjax.models.norms import RMSNorm
 
@@ -68,7 +68,7 @@ class GatedDelta(struct.PyTreeNode):
         window: Window,
         state: DeltaState,
         lengths: Int[Array, " B"],
-        rotary: RotaryTables | None,
+        aids: Aids,
     ) -> tuple[Float[Array, "B W D"], WindowDelta]:
         """The recurrence over a whole window in matrix form."""
         inputs, beta, decay = self.qkv(x), self.beta(x), self.decay(x)
