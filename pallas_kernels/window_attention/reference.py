@@ -11,24 +11,39 @@ from jaxtyping import Array, Bool, Float, Int
 def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
-    v: Float[Array, "B W H D"],
+    v: Float[Array, "B W H Dv"],
     k_cache: Float[Array, "B H T D"],
-    v_cache: Float[Array, "B H T D"],
+    v_cache: Float[Array, "B H T Dv"],
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     *,
     scale: float,
-) -> Float[Array, "B W Hq D"]:
+    positions: Int[Array, "B W"] | None = None,
+    slots: Int[Array, "B T"] | None = None,
+    reach: int | None = None,
+    chosen: tuple[Bool[Array, "B W T"], Bool[Array, "B W W"]] | None = None,
+    sinks: Float[Array, " Hq"] | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "B W Hq Dv"]:
     """Attention of window rows to the committed cache and to their own ancestors.
 
-    Row ``i`` of batch row ``b`` sees cache slots ``0 .. lengths[b] - 1`` and window
-    rows ``j`` with ``ancestors[b, i, j]`` (itself included). Query head ``h`` reads
-    KV head ``h // (Hq / H)``. Softmax in float32 (float64 for float64 inputs).
+    Row ``i`` of batch row ``b`` sees the committed positions ``0 .. lengths[b] - 1``
+    and window rows ``j`` with ``ancestors[b, i, j]`` (itself included). Query head
+    ``h`` reads KV head ``h // (Hq / H)``. Softmax in float32 (float64 for float64
+    inputs). The cache may be one array for keys and values.
 
-    Slots beyond ``lengths`` may hold anything, NaN included; keys and values of window
+    - ``slots`` says which position a cache slot holds (a negative one: none); without
+      it, slot ``t`` holds position ``t``.
+    - ``reach``: a row at ``positions[b, i]`` sees only positions later than that less
+      ``reach`` (a sliding window). Positions count depth, so siblings share one.
+    - ``chosen`` narrows what is seen, in the cache and in the window.
+    - ``sinks``: one more logit a head, of a key without a value.
+    - ``softcap``: scores become ``softcap * tanh(score / softcap)``.
+
+    Slots that hold nothing may hold anything, NaN included; keys and values of window
     rows that nobody may see must be finite.
     """
-    batch, width, q_heads, dim = q.shape
+    batch, width, q_heads, _ = q.shape
     kv_heads, capacity = k_cache.shape[1], k_cache.shape[2]
     group = q_heads // kv_heads
     acc = np.promote_types(q.dtype, np.float32)
@@ -36,21 +51,41 @@ def window_attention(
     def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum(spec, a, b, preferred_element_type=acc)
 
+    def scores(keys: jax.Array, mask: Bool[Array, "B rows_or_1 T"]) -> jax.Array:
+        out = product("bhrd,bhtd->bhrt", rows, keys.astype(k_cache.dtype))
+        if softcap is not None:
+            out = softcap * jnp.tanh(out / softcap)
+        every = mask if mask.shape[1] == 1 else jnp.tile(mask, (1, group, 1))
+        return jnp.where(every[:, None], out, -jnp.inf)
+
     # the query heads of one KV head and the window rows form the rows of one product
-    rows = q.reshape(batch, width, kv_heads, group, dim).transpose(0, 2, 3, 1, 4)
-    rows = (rows * jnp.asarray(scale, q.dtype)).reshape(batch, kv_heads, -1, dim)
-    rows = rows.astype(k_cache.dtype)
+    rows = q.reshape(batch, width, kv_heads, group, -1).transpose(0, 2, 3, 1, 4)
+    rows = rows * jnp.asarray(scale, q.dtype)
+    rows = rows.reshape(batch, kv_heads, group * width, -1).astype(k_cache.dtype)
     keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    committed = jnp.arange(capacity, dtype=jnp.int32) < lengths[:, None]
-    old = product("bhrd,bhtd->bhrt", rows, k_cache)
-    old = jnp.where(committed[:, None, None, :], old, -jnp.inf)
-    new = product("bhrd,bhwd->bhrw", rows, keys.astype(k_cache.dtype))
-    visible = jnp.tile(ancestors, (1, group, 1))[:, None]
-    new = jnp.where(visible, new, -jnp.inf)
+    if slots is None:
+        slots = jnp.arange(capacity, dtype=jnp.int32)[None]
+    committed = (slots >= 0) & (slots < lengths[:, None])
+    old_mask, new_mask = committed[:, None], ancestors
+    if reach is not None:
+        assert positions is not None, "a sliding window needs the rows' positions"
+        first = positions - jnp.int32(reach)
+        old_mask = old_mask & (slots[:, None] > first[:, :, None])
+        new_mask = new_mask & (positions[:, None] > first[:, :, None])
+    if chosen is not None:
+        old_mask, new_mask = old_mask & chosen[0], new_mask & chosen[1]
+    old, new = scores(k_cache, old_mask), scores(keys, new_mask)
 
     top = jnp.maximum(old.max(axis=-1), new.max(axis=-1))[..., None]
+    sink = None
+    if sinks is not None:
+        sink = sinks.astype(acc).reshape(kv_heads, group)
+        sink = jnp.repeat(sink, width, axis=1)[None, ..., None]
+        top = jnp.maximum(top, sink)
     old, new = jnp.exp(old - top), jnp.exp(new - top)
-    total = old.sum(axis=-1) + new.sum(axis=-1)
+    total = old.sum(axis=-1, keepdims=True) + new.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + jnp.exp(sink - top)
     weights = old.astype(v_cache.dtype)
     out = product("bhrt,bhtd->bhrd", weights, v_cache)
 
@@ -65,5 +100,5 @@ def window_attention(
     out = out + product(
         "bhrw,bhwd->bhrd", new.astype(v_cache.dtype), values.astype(v_cache.dtype)
     )
-    out = (out / total[..., None]).reshape(batch, kv_heads, group, width, dim)
-    return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, q_heads, dim)
+    out = (out / total).reshape(batch, kv_heads, group, width, -1)
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, q_heads, -1)

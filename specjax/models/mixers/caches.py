@@ -1,0 +1,152 @@
+"""Where attention keeps what the committed tokens left: contiguous, or in a ring.
+
+Rejected rows are never in a cache. What lies in slots that hold no committed token is
+never read.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.types import Acceptance, Window
+
+
+def cache_dtype(weight: jnp.dtype) -> jnp.dtype:
+    """The weights' dtype; float32 under int8 weights, and on CPU, where XLA updates
+    a bfloat16 array by converting all of it.
+    """
+    narrow = weight == jnp.bfloat16 and jax.default_backend() == "cpu"
+    return jnp.dtype(jnp.float32) if narrow or weight == jnp.int8 else weight
+
+
+def ring_slots(capacity: int, reach: int | None) -> int:
+    """How many slots a cache needs when a token sees ``reach`` positions."""
+    return capacity if reach is None else min(capacity, reach)
+
+
+def held_positions(lengths: Int[Array, " B"], size: int) -> Int[Array, "B size"]:
+    """The position that each slot of a ring holds; negative: none yet.
+
+    Position ``p`` stands in slot ``p % size``, and the last ``size`` ones are held.
+    """
+    slots = jnp.arange(size, dtype=jnp.int32)
+    last = lengths[:, None] - 1
+    return last - jnp.remainder(last - slots, size)
+
+
+def blank_unheld(
+    cache: Float[Array, "B H T D"], lengths: Int[Array, " B"]
+) -> Float[Array, "B H T D"]:
+    """Zeros in every slot that holds no committed token."""
+    held = held_positions(lengths, cache.shape[2]) >= 0
+    return jnp.where(held[:, None, :, None], cache, jnp.zeros((), cache.dtype))
+
+
+def sound_rows(rows: tuple[jax.Array, ...], window: Window) -> tuple[jax.Array, ...]:
+    """Zero the window rows (axis 1) that are padding or not finite in any array.
+
+    A masked score gives weight 0, and ``0 * NaN`` is NaN, so what nobody may see must
+    be finite. The row itself is flagged by its logits.
+    """
+    sound = window.valid
+    for x in rows:
+        sound = sound & jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim)))
+
+    def keep(x: jax.Array) -> jax.Array:
+        mask = sound.reshape(*sound.shape, *[1] * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.zeros((), x.dtype))
+
+    return tuple(keep(x) for x in rows)
+
+
+MOST_SLICED_ROWS = 8
+"""Batches up to this size are written by slices: XLA's CPU backend turns a scatter into
+a loop over rows. Beyond it one scatter keeps the program small."""
+
+
+def write_path(
+    cache: Float[Array, "B H T D"],
+    rows: Float[Array, "B W H D"],
+    acceptance: Acceptance,
+    lengths: Int[Array, " B"],
+    *,
+    in_ring: bool = False,
+) -> Float[Array, "B H T D"]:
+    """Write the path's rows into the slots from ``lengths`` on, and nothing else.
+
+    A ring (``in_ring``) goes on at its beginning, and of a path that is longer keeps
+    the end.
+    """
+    picked = jnp.take_along_axis(
+        rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
+    ).astype(cache.dtype)
+    if in_ring:
+        return _write_ring(cache, picked, acceptance.num_tokens, lengths)
+    if cache.shape[0] <= MOST_SLICED_ROWS:
+        return _write_slices(cache, picked, acceptance.num_tokens, lengths)
+    return _write_scattered(cache, picked, acceptance.taken, lengths)
+
+
+def _write_slices(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    num: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """One slice a batch row is read, mixed with what is new, and written back."""
+    batch, heads, capacity, dim = cache.shape
+    picked = picked.transpose(0, 2, 1, 3)
+    steps = min(picked.shape[2], capacity)
+    # a slice that would cross the end is moved back by XLA; here it is moved knowingly
+    starts = jnp.minimum(lengths, capacity - steps)
+    zero = jnp.int32(0)  # a plain 0 would be an int64 beside ``starts`` under x64
+    for row in range(batch):
+        entry = starts[row] + jnp.arange(steps, dtype=jnp.int32) - lengths[row]
+        new = picked[row].at[:, entry].get(mode="clip")
+        taken = (entry >= 0) & (entry < num[row])
+        at = (jnp.int32(row), zero, starts[row], zero)
+        old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
+        mixed = jnp.where(taken[None, None, :, None], new[None], old)
+        cache = jax.lax.dynamic_update_slice(cache, mixed, at)
+    return cache
+
+
+def _write_scattered(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    taken: Bool[Array, "B P"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """All batch rows in one scatter."""
+    slots = lengths[:, None] + jnp.arange(taken.shape[1], dtype=jnp.int32)
+    return _scatter(cache, picked, slots, taken)
+
+
+def _write_ring(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    num: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B H T D"]:
+    """All batch rows in one scatter, around the end of the ring."""
+    size = cache.shape[2]
+    entry = jnp.arange(picked.shape[1], dtype=jnp.int32)
+    # of two entries for one slot the later one counts, and only it may be written
+    taken = (entry < num[:, None]) & (entry >= num[:, None] - size)
+    return _scatter(
+        cache, picked, jnp.remainder(lengths[:, None] + entry, size), taken
+    )
+
+
+def _scatter(
+    cache: Float[Array, "B H T D"],
+    picked: Float[Array, "B P H D"],
+    slots: Int[Array, "B P"],
+    taken: Bool[Array, "B P"],
+) -> Float[Array, "B H T D"]:
+    # an index of T is dropped; a negative one would wrap and overwrite live slots
+    slots = jnp.where(taken, slots, cache.shape[2])
+    at = jnp.arange(cache.shape[0], dtype=jnp.int32)[:, None]
+    return cache.at[at, :, slots].set(picked, mode="drop")
