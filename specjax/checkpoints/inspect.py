@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from specjax.checkpoints.files import read_optional_json
 from specjax.checkpoints.gguf import ARCHITECTURES, GGUFReader
 from specjax.checkpoints.gguf_header import GGUFHeader, read_gguf_header
 from specjax.checkpoints.load import decoder_config, resolve
+from specjax.checkpoints.quantised import open_reader
 from specjax.checkpoints.safetensors import SafetensorsReader
 from specjax.checkpoints.tensors import HEAD, TensorInfo, total_bytes
 from specjax.checkpoints.tokenizer_files import (
@@ -22,7 +23,15 @@ from specjax.checkpoints.tokenizer_files import (
     read_config,
     template_from_folder,
 )
-from specjax.models.config import AttentionConfig, DecoderConfig
+from specjax.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    LatentAttentionConfig,
+    Mamba2Config,
+    MixerConfig,
+    ShortConvConfig,
+)
 from specjax.models.families import FAMILIES
 
 
@@ -52,10 +61,20 @@ class Description:
     tied: bool | None
     context_length: int | None
     kv_bytes_per_token: int | None
-    """Of all layers, for a cache of two-byte numbers; a float32 cache takes twice."""
+    """What one more token takes in the layers that keep all of them: keys and values,
+    or a latent, its rotary part and an indexer's key. Of two-byte numbers; a float32
+    cache takes twice."""
+    window_bytes_per_row: int | None
+    """The most that layers with a sliding window keep of a row, however long it gets;
+    two-byte numbers."""
+    state_bytes_per_row: int | None
+    """What recurrent layers keep of a row, however long it gets: matrices and the last
+    inputs of convolutions, in float32."""
     num_parameters: int
-    """Elements of the stored tensors; for packed types, of what is stored."""
+    """Elements of the tensors, each with its scales for one; of a family that is not
+    implemented, elements of whatever is stored."""
     bytes_by_dtype: dict[str, int]
+    """By stored type; scales count as what they scale."""
     num_tensors: int
     num_files: int
     mtp_tensors: int
@@ -89,7 +108,7 @@ def describe(path_or_name: str | Path) -> Description:
     if path.is_file():
         return _describe_gguf(path)
     raw = read_config(path)
-    reader = SafetensorsReader(path)
+    reader = _open(path, raw)
     settings = read_optional_json(path / TOKENIZER_CONFIG)
     return _description(
         path,
@@ -100,6 +119,12 @@ def describe(path_or_name: str | Path) -> Description:
         has_tokenizer=has_tokenizer(path),
         has_chat_template=template_from_folder(path, settings) is not None,
     )
+
+
+def _open(path: Path, raw: Mapping[str, Any]) -> SafetensorsReader:
+    """Whole tensors of a model that can be loaded; else whatever is stored."""
+    config, _ = _decoder_config(path, str(raw.get("model_type")), raw)
+    return SafetensorsReader(path) if config is None else open_reader(path, raw)
 
 
 def _describe_gguf(path: Path) -> Description:
@@ -162,7 +187,9 @@ def _description(
         vocab_size=_integer(text, "vocab_size"),
         tied=config.tied if config else _tied(text, infos),
         context_length=_integer(text, "max_position_embeddings", "model_max_length"),
-        kv_bytes_per_token=_kv_bytes(config) if config else None,
+        kv_bytes_per_token=_sum(config, kv_bytes_per_token),
+        window_bytes_per_row=_sum(config, window_bytes_per_row),
+        state_bytes_per_row=_sum(config, state_bytes_per_row),
         num_parameters=sum(info.size for info in infos.values()),
         bytes_by_dtype=total_bytes(infos.values()),
         num_tensors=len(infos),
@@ -195,13 +222,44 @@ def _mixers(config: DecoderConfig) -> dict[str, int]:
     return dict(Counter(re.sub(r"(?<!^)(?=[A-Z])", "_", k).lower() for k in kinds))
 
 
-def _kv_bytes(config: DecoderConfig) -> int:
-    numbers = sum(
-        2 * block.mixer.num_kv_heads * block.mixer.head_dim
-        for block in config.blocks
-        if isinstance(block.mixer, AttentionConfig)
-    )
-    return 2 * numbers
+def _sum(
+    config: DecoderConfig | None, size: Callable[[MixerConfig], int]
+) -> int | None:
+    """Of the mixers of all blocks, if they are known."""
+    if config is None:
+        return None
+    return sum(size(block.mixer) for block in config.blocks if block.mixer is not None)
+
+
+def kv_bytes_per_token(mixer: MixerConfig) -> int:
+    """What a token adds to a layer's cache of two-byte numbers while nothing leaves."""
+    if isinstance(mixer, AttentionConfig) and mixer.reach is None:
+        return 2 * 2 * mixer.num_kv_heads * mixer.head_dim
+    if isinstance(mixer, LatentAttentionConfig):
+        indexed = 0 if mixer.indexer is None else mixer.indexer.head_dim
+        return 2 * (mixer.latent_dim + mixer.rotary_dim + indexed)
+    return 0
+
+
+def window_bytes_per_row(mixer: MixerConfig) -> int:
+    """What a layer with a sliding window keeps at most, in two-byte numbers."""
+    if isinstance(mixer, AttentionConfig) and mixer.reach is not None:
+        return mixer.reach * 2 * 2 * mixer.num_kv_heads * mixer.head_dim
+    return 0
+
+
+def state_bytes_per_row(mixer: MixerConfig) -> int:
+    """What a recurrent layer keeps: its matrices and its convolution's last inputs."""
+    match mixer:
+        case GatedDeltaConfig():
+            numbers = mixer.num_value_heads * mixer.key_dim * mixer.value_dim
+        case Mamba2Config():
+            numbers = mixer.num_heads * mixer.head_dim * mixer.state_dim
+        case ShortConvConfig():
+            numbers = 0
+        case _:
+            return 0
+    return 4 * (numbers + (mixer.conv_width - 1) * mixer.channels)
 
 
 def _tied(raw: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> bool | None:

@@ -21,7 +21,7 @@ from specjax.checkpoints.errors import CheckpointError, close_names
 from specjax.checkpoints.files import Progress
 from specjax.checkpoints.gguf import GGUFReader, metadata_eos_ids
 from specjax.checkpoints.hub import looks_like_hub_id, snapshot
-from specjax.checkpoints.safetensors import SafetensorsReader
+from specjax.checkpoints.quantised import QuantisedReader, open_reader, scheme_of
 from specjax.checkpoints.tensors import Tensors
 from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.checkpoints.tokenizer_files import (
@@ -120,8 +120,11 @@ def decoder_config(raw: Mapping[str, Any], where: Path) -> tuple[Family, Decoder
             f"{', '.join(sorted(FAMILIES))}{close_names(str(kind), FAMILIES)}"
         )
     family = FAMILIES[kind]
+    scheme_of(raw, where)  # raises for one that is not implemented
+    # how weights are stored is the reader's affair: families see what is read
+    plain = {key: raw[key] for key in raw if key != "quantization_config"}
     try:
-        return family, family.config(raw)
+        return family, family.config(plain)
     except ValueError as error:
         raise CheckpointError(f"{where}: {error}") from error
 
@@ -132,8 +135,11 @@ def _load_folder(path: Path, dtype: WeightType, with_tokenizer: bool) -> Checkpo
     tokenizer = tokenizer_from_folder(path) if with_tokenizer else None
     eos_ids = folder_eos_ids(path) or (tokenizer.eos_ids if tokenizer else ())
     _check_ids(path, config, tokenizer, eos_ids)
-    decoder = _build(family, config, SafetensorsReader(path), dtype)
+    reader = open_reader(path, raw)
+    decoder = _build(family, config, reader, dtype)
     source = path.resolve().name
+    if isinstance(reader, QuantisedReader):
+        source += f", dequantised from {reader.scheme.name}"
     return Checkpoint(decoder, tokenizer, config, raw, source, path, eos_ids)
 
 

@@ -26,6 +26,12 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
+# What parts of quantised tensors are stored as; no tensor by itself.
+_PARTS: dict[str, np.dtype] = {
+    "U8": np.dtype(np.uint8),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+
 # The format's own limit; a longer header is a lie or an attack.
 _LONGEST_HEADER = 100_000_000
 
@@ -62,17 +68,40 @@ class SafetensorsReader(Tensors):
         self.files = files
         self._maps: dict[Path, np.memmap] = {}
 
-    def _data(self, info: TensorInfo) -> np.ndarray:
+    def _mapped(self, info: TensorInfo) -> np.ndarray:
+        """A stored tensor as it lies in its file, of a float type or not."""
         if info.file not in self._maps:
             self._maps[info.file] = np.memmap(info.file, np.uint8, mode="r")
         start = self._starts[info.name]
         raw = self._maps[info.file][start : start + info.nbytes]
-        array = np.asarray(raw).view(DTYPES[info.dtype]).reshape(info.shape)
+        dtype = (DTYPES | _PARTS)[info.dtype]
+        return np.asarray(raw).view(dtype).reshape(info.shape)
+
+    def _data(self, info: TensorInfo) -> np.ndarray:
+        array = self._mapped(info)
         # Weights must not change, or crash the process, when somebody rewrites the
         # file: what JAX would adopt is copied here, the rest it copies itself.
         if array.ctypes.data % _ADOPTED_ALIGNMENT == 0:
             return array.copy()
         return array
+
+    def _remedy(self, info: TensorInfo) -> str:
+        if info.dtype.startswith("F8"):
+            return (
+                "config.json has no quantization_config that says how it is scaled: "
+                "take the config.json that belongs to the weights"
+            )
+        return super()._remedy(info)
+
+    def _missing(self, name: str) -> str:
+        packed = self.infos.get(f"{name}_blocks")
+        if packed is None:
+            return super()._missing(name)
+        return (
+            f"tensor {name!r} is stored as MXFP4 ({packed.name!r} in {packed.file}), "
+            "but config.json has no quantization_config of quant_method 'mxfp4'; take "
+            "the config.json that belongs to the weights"
+        )
 
 
 def read_header(file: Path) -> list[tuple[TensorInfo, int]]:
@@ -129,7 +158,7 @@ def _entry(
             f"tensor {name!r} lies outside {file} (bytes {begin} to {end} of "
             f"{size - base}); download the file again"
         )
-    known = DTYPES.get(dtype)
+    known = (DTYPES | _PARTS).get(dtype)
     if known is not None and math.prod(shape) * known.itemsize != end - begin:
         raise CheckpointError(
             f"tensor {name!r} in {file} has {end - begin} bytes, but {dtype} "

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,14 @@ class TensorInfo:
         return count
 
 
+class Parts(NamedTuple):
+    """A tensor that is stored as two: codes, and what they are scaled by."""
+
+    whole: TensorInfo
+    codes: TensorInfo
+    scales: TensorInfo
+
+
 class Tensors(ABC):
     """A ``TensorReader`` that remembers what was read, so that nothing is left over.
 
@@ -59,7 +68,7 @@ class Tensors(ABC):
         """The tensor as a float array of the header's shape."""
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The tensor, in its stored float type (quantised ones as float32).
+        """The tensor, in its stored float type (quantised ones as their values).
 
         Raises ``CheckpointError`` if it is absent, has another shape, or is not stored
         as a float type.
@@ -118,9 +127,13 @@ class Tensors(ABC):
             raise CheckpointError(
                 f"tensor {info.name!r} in {info.file} is stored as {info.dtype}, where "
                 f"a float type is needed (readable: {', '.join(sorted(self.readable))})"
-                "; convert the checkpoint to one of these"
+                f"; {self._remedy(info)}"
             )
         return self._data(info)
+
+    def _remedy(self, info: TensorInfo) -> str:
+        """What to do about a stored type that is not readable."""
+        return "convert the checkpoint to one of these"
 
     def _missing(self, name: str) -> str:
         unread = [n for n in self.infos if n not in self._read]

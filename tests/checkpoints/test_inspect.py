@@ -1,5 +1,6 @@
 """Descriptions come from headers alone, and of any family."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,7 +8,20 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from specjax.checkpoints import CheckpointError, describe
+from specjax.checkpoints.inspect import (
+    kv_bytes_per_token,
+    state_bytes_per_row,
+    window_bytes_per_row,
+)
 from specjax.checkpoints.safetensors import SafetensorsReader
+from specjax.models.config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    IndexerConfig,
+    LatentAttentionConfig,
+    Mamba2Config,
+    ShortConvConfig,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +48,8 @@ def test_a_directory(tiny):
         "tied": True,
         "context_length": 128,
         "kv_bytes_per_token": 2 * 2 * 2 * 16 * 2,
+        "window_bytes_per_row": 0,
+        "state_bytes_per_row": 0,
         "num_parameters": parameters,
         "bytes_by_dtype": {"F32": 4 * parameters},
         "num_tensors": 20,
@@ -87,6 +103,57 @@ def test_a_configuration_that_is_not_implemented(tiny):
     assert not found.implemented
     assert "'hidden_act'" in found.note
     assert found.num_layers == 2
+
+
+def test_what_a_layer_keeps():
+    """Of a token, of a window and of a state; sizes of Qwen3.5, Kimi and GLM-5."""
+
+    def sizes(mixer):
+        parts = (kv_bytes_per_token, window_bytes_per_row, state_bytes_per_row)
+        return tuple(size(mixer) for size in parts)
+
+    attention = AttentionConfig(num_heads=24, num_kv_heads=4, head_dim=256, rope=None)
+    assert sizes(attention) == (2 * 4 * 256 * 2, 0, 0)
+    sliding = dataclasses.replace(attention, reach=128)
+    assert sizes(sliding) == (0, 128 * 2 * 4 * 256 * 2, 0)
+    latent = LatentAttentionConfig(
+        num_heads=64,
+        query_rank=2048,
+        latent_dim=512,
+        content_dim=192,
+        rotary_dim=64,
+        value_dim=256,
+        rope=None,
+        scale=1.0,
+        latent_eps=1e-6,
+    )
+    assert sizes(latent) == ((512 + 64) * 2, 0, 0)
+    indexer = IndexerConfig(num_heads=32, head_dim=128, top_k=2048)
+    indexed = dataclasses.replace(latent, indexer=indexer)
+    assert sizes(indexed) == ((512 + 64 + 128) * 2, 0, 0)
+    delta = GatedDeltaConfig(
+        num_key_heads=16,
+        num_value_heads=48,
+        key_dim=128,
+        value_dim=128,
+        conv_width=4,
+        norm_eps=1e-6,
+    )
+    channels = 2 * 16 * 128 + 48 * 128
+    assert sizes(delta) == (0, 0, (48 * 128 * 128 + 3 * channels) * 4)
+    mamba = Mamba2Config(
+        num_heads=128,
+        head_dim=64,
+        state_dim=128,
+        num_groups=8,
+        conv_width=4,
+        conv_bias=True,
+        bias=False,
+        norm_eps=1e-5,
+    )
+    channels = 128 * 64 + 2 * 8 * 128
+    assert sizes(mamba) == (0, 0, (128 * 64 * 128 + 3 * channels) * 4)
+    assert sizes(ShortConvConfig(channels=2048, conv_width=3)) == (0, 0, 2 * 2048 * 4)
 
 
 def test_a_truncated_file(tiny):
