@@ -203,14 +203,25 @@ class MoEConfig:
     """What the shared expert adds is multiplied by a sigmoid of the input."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.router.top_k <= self.num_experts:
+        router, experts = self.router, self.num_experts
+        if not 1 <= router.kept_groups <= router.groups:
+            raise ValueError(f"{router.kept_groups} kept of {router.groups} groups")
+        if experts % router.groups or experts < 2 * router.groups > 2:
             raise ValueError(
-                f"top_k = {self.router.top_k} of {self.num_experts} experts"
+                f"{experts} experts do not form {router.groups} groups of two or more"
             )
-        if self.num_experts % self.router.groups:
-            raise ValueError(
-                f"{self.num_experts} experts do not form {self.router.groups} groups"
-            )
+        within = experts // router.groups * router.kept_groups
+        if not 1 <= router.top_k <= within:
+            raise ValueError(f"top_k = {router.top_k} of {within} experts")
+        if (self.kind == "clamped") != (self.limit is not None):
+            raise ValueError("a limit belongs to clamped experts, and to no others")
+        if self.shared_gate and self.shared is None:
+            raise ValueError("shared_gate without a shared expert")
+
+    @property
+    def wide(self) -> int:
+        """What an expert's first layer gives: its gate, if it has one, and ``size``."""
+        return self.size if self.kind == "plain" else 2 * self.size
 
 
 MixerConfig = (

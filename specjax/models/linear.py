@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int, Int8
 
-from specjax.models.axes import Axes
+from specjax.models.axes import EXPERT, Axes
 
 
 class Linear(struct.PyTreeNode):
@@ -43,6 +43,31 @@ class Linear(struct.PyTreeNode):
         if self.bias is not None:
             y = y + self.bias.astype(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
+
+
+class StackedLinear(struct.PyTreeNode):
+    """One ``Linear`` an expert, all of one shape and one weight type."""
+
+    weight: jax.Array  # [E, out, in]
+    scale: jax.Array | None = None  # [E, out] float32, int8 weights only
+    bias: jax.Array | None = None  # [E, out]
+    axes: Axes = struct.field(pytree_node=False, default=(EXPERT, "out", "in"))
+    """Logical names of the weight's three axes."""
+
+    def at(self, expert: Int[Array, ""]) -> Linear:
+        """The layer of one expert; a number out of range is brought into it."""
+
+        def take(stack: jax.Array | None) -> jax.Array | None:
+            if stack is None:
+                return None
+            return jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)
+
+        return Linear(
+            weight=jax.lax.dynamic_index_in_dim(self.weight, expert, keepdims=False),
+            scale=take(self.scale),
+            bias=take(self.bias),
+            axes=self.axes[1:],
+        )
 
 
 def accumulator(dtype: jnp.dtype) -> jnp.dtype:
