@@ -184,7 +184,7 @@ def _build(
     family: Family, config: DecoderConfig, reader: Tensors, dtype: WeightType
 ) -> Decoder:
     decoder = family.build(config, Builder(reader, dtype))
-    reader.finish(family.ignore)
+    reader.finish(family.left_alone(config))
     return decoder
 
 

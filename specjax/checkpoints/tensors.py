@@ -86,6 +86,10 @@ class Tensors(ABC):
         self._read.add(name)
         return array
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self.infos
+
     def finish(self, ignore: Sequence[str] = ()) -> None:
         """Raise unless every tensor was read.
 

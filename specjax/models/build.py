@@ -61,6 +61,10 @@ class TensorReader(Protocol):
         """
         ...
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name: for layouts that vary."""
+        ...
+
 
 class Builder:
     """Reads tensors and makes the layers of a decoder out of them."""
@@ -76,6 +80,14 @@ class Builder:
         layers (``linear_from``). It may be a view of a file: do not write to it.
         """
         return self._reader.read(name, shape)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name: for layouts that vary."""
+        return self._reader.has(name)
+
+    def dense(self, array: np.ndarray) -> jnp.ndarray:
+        """An array in memory, of the weights' dtype (bfloat16 under int8)."""
+        return jnp.asarray(array, self._weights.dense)
 
     def vector(self, name: str, *shape: int) -> jnp.ndarray:
         """Gains, gates, biases, routers: float32 whatever the weight type."""

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from specjax.models.axes import EMBED, HEADS
 from specjax.models.build import Builder, WeightType
-from specjax.models.config import DecoderConfig, GatedDeltaConfig
-from specjax.models.decoder import Block, Decoder, Sublayer
-from specjax.models.families import llama
+from specjax.models.config import AttentionConfig, DecoderConfig, GatedDeltaConfig
+from specjax.models.decoder import Decoder
+from specjax.models.families import llama, parts
 from specjax.models.families.fields import Fields
-from specjax.models.mixers.gated_delta import GatedDelta
+from specjax.models.families.qwen_hybrid import gated_delta
 
 TOY_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -65,6 +64,10 @@ class RandomReader:
         self._seed = seed
         self._scale = scale
 
+    def has(self, name: str) -> bool:
+        """Whatever is asked for is there, but for names of another layout."""
+        return not name.endswith(("qkvz.weight", "experts.gate_up_proj"))
+
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A tensor whose gains, gates and projections have the size real ones have."""
         generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
@@ -102,7 +105,8 @@ def toy_hybrid(
 
 
 def _hybrid_config(raw: dict[str, Any]) -> DecoderConfig:
-    base = llama.config(raw)
+    own = {"layer_types"} | {name for name in raw if name.startswith("linear_")}
+    base = llama.config({name: raw[name] for name in raw if name not in own})
     fields = Fields(raw, "toy_hybrid")
     delta = GatedDeltaConfig(
         num_key_heads=fields.integer("linear_num_key_heads"),
@@ -120,51 +124,18 @@ def _hybrid_config(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def _build_hybrid(config: DecoderConfig, make: Builder) -> Decoder:
-    """The llama layout with ``linear_attn.*`` in the recurrent blocks."""
-    hidden, eps = config.hidden_size, config.norm_eps
+    """The llama layout with Qwen3.5's ``linear_attn.*`` in the recurrent blocks, and
+    norms centred at one.
+    """
+    hidden = config.hidden_size
     blocks = []
     for i, block in enumerate(config.blocks):
         name = f"model.layers.{i}"
         if isinstance(block.mixer, GatedDeltaConfig):
             mixer = gated_delta(f"{name}.linear_attn", hidden, block.mixer, make)
         else:
-            mixer = llama.attention(f"{name}.self_attn", hidden, block.mixer, make)
-        blocks.append(
-            Block(
-                mixer=Sublayer(
-                    make.norm(f"{name}.input_layernorm", hidden, eps), mixer
-                ),
-                feedforward=Sublayer(
-                    make.norm(f"{name}.post_attention_layernorm", hidden, eps),
-                    llama.gated_mlp(f"{name}.mlp", hidden, block.feedforward, make),
-                ),
-            )
-        )
-    return llama.assemble(config, tuple(blocks), make)
-
-
-def gated_delta(
-    name: str, hidden: int, config: GatedDeltaConfig, make: Builder
-) -> GatedDelta:
-    """The gated delta net in Qwen3.5's tensor names (its norm centred at one)."""
-    heads = config.num_value_heads
-    values = heads * config.value_dim
-    channels = config.channels
-    wide = (HEADS, EMBED)
-
-    def linear(part: str, outputs: int, inputs: int, axes=wide):
-        return make.linear(f"{name}.{part}", outputs, inputs, bias=False, axes=axes)
-
-    taps = make.vector(f"{name}.conv1d.weight", channels, 1, config.conv_width)
-    return GatedDelta(
-        config=config,
-        qkv=linear("in_proj_qkv", channels, hidden),
-        gate=linear("in_proj_z", values, hidden),
-        beta=linear("in_proj_b", heads, hidden),
-        decay=linear("in_proj_a", heads, hidden),
-        taps=taps[:, 0],
-        log_rate=make.vector(f"{name}.A_log", heads),
-        decay_bias=make.vector(f"{name}.dt_bias", heads),
-        norm=make.norm(f"{name}.norm", config.value_dim, config.norm_eps),
-        out=linear("out_proj", hidden, values, axes=(EMBED, HEADS)),
-    )
+            assert isinstance(block.mixer, AttentionConfig)
+            mixer = parts.attention(f"{name}.self_attn", hidden, block.mixer, make)
+        body = parts.feedforward(f"{name}.mlp", hidden, block.feedforward, make)
+        blocks.append(parts.pre_norm_block(config, name, mixer, body, make))
+    return parts.assemble(config, tuple(blocks), make)

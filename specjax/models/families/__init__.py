@@ -9,7 +9,18 @@ from typing import Any
 from specjax.models.build import Builder
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
-from specjax.models.families import llama
+from specjax.models.families import (
+    deepseek,
+    gemma3,
+    glm,
+    gpt_oss,
+    kimi,
+    lfm2,
+    llama,
+    nemotron_h,
+    qwen,
+    qwen_hybrid,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +34,44 @@ class Family:
     ignore: tuple[str, ...] = ()
     """Patterns of tensors that the decoder leaves alone on purpose."""
 
+    def left_alone(self, config: DecoderConfig) -> tuple[str, ...]:
+        """Patterns of tensors that belong to no decoder of this configuration.
+
+        Beside ``ignore``: the layers that predict further tokens.
+        """
+        first = len(config.blocks)
+        ahead = range(first, first + config.heads_ahead)
+        return (*self.ignore, *(rf"model\.layers\.{i}\..*" for i in ahead))
+
+
+_QWEN_HYBRID = (*qwen_hybrid.HEADS_AHEAD, *qwen_hybrid.IMAGES)
+_QWEN3_5 = Family(qwen_hybrid.qwen3_5, qwen_hybrid.build, _QWEN_HYBRID)
+_QWEN3_5_MOE = Family(qwen_hybrid.qwen3_5_moe, qwen_hybrid.build, _QWEN_HYBRID)
+_GEMMA3 = Family(gemma3.config, gemma3.build, gemma3.IMAGES)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama.config, llama.build),
+    "qwen2": Family(qwen.qwen2, qwen.build),
+    "qwen3": Family(qwen.qwen3, qwen.build),
+    "qwen3_moe": Family(qwen.qwen3_moe, qwen.build),
+    "qwen3_next": Family(
+        qwen_hybrid.qwen3_next, qwen_hybrid.build, qwen_hybrid.HEADS_AHEAD
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "deepseek_v3": Family(deepseek.deepseek_v3, deepseek.build),
+    "glm4": Family(glm.glm4, glm.glm4_build),
+    "glm4_moe": Family(glm.glm4_moe, glm.glm4_moe_build),
+    "glm4_moe_lite": Family(deepseek.glm4_moe_lite, deepseek.build),
+    "glm_moe_dsa": Family(deepseek.glm_moe_dsa, deepseek.build),
+    "kimi_linear": Family(kimi.config, kimi.build),
+    "nemotron_h": Family(nemotron_h.config, nemotron_h.build, nemotron_h.HEADS_AHEAD),
+    "lfm2": Family(lfm2.lfm2, lfm2.build),
+    "lfm2_moe": Family(lfm2.lfm2_moe, lfm2.build),
+    "gpt_oss": Family(gpt_oss.config, gpt_oss.build),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
 }
 """By ``model_type``."""

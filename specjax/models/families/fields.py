@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from specjax.models.families.harmless import is_harmless
 
 
 class ConfigError(ValueError):
@@ -12,25 +14,40 @@ class ConfigError(ValueError):
 
 
 class Fields:
-    """A configuration mapping whose every use is checked.
+    """A configuration mapping whose every use is checked, and every field used.
 
-    A field that is absent takes the family's default; without one it is an error.
+    A field that is absent or null takes the family's default; without one it is an
+    error. One that nobody has read when ``finish`` is called is an error as well: it
+    might change the maths.
+
+    A name may list spellings, old and new: ``"norm_eps|block_norm_eps"``. Where several
+    are there they must agree.
     """
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self._raw = raw
         self._where = where
+        self._used: set[str] = set()
 
     def error(self, name: str, problem: str) -> ConfigError:
         """An error about one field, to be raised."""
         return ConfigError(f"config field {name!r} ({self._where}): {problem}")
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self._value(name, default)
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return any(self._raw.get(part) is not None for part in name.split("|"))
+
+    def integer(
+        self, name: str, default: int | None = None, *, at_least: int = 1
+    ) -> int:
+        """An integer, positive unless ``at_least`` says otherwise."""
+        found, value = self._value(name, default)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 1 <= value < 2**31:
-            raise self.error(name, f"a positive integer is needed, found {value!r}")
+        if not whole or not at_least <= value < 2**31:
+            wanted = (
+                "a positive integer" if at_least == 1 else f"an integer >= {at_least}"
+            )
+            raise self.error(found, f"{wanted} is needed, found {value!r}")
         return value
 
     def count(self, name: str, *, at_most: int) -> int:
@@ -42,42 +59,133 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
-        value = self._value(name, default)
+        found, value = self._value(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
-            raise self.error(name, f"a positive number is needed, found {value!r}")
+            raise self.error(found, f"a positive number is needed, found {value!r}")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A positive number, or ``None`` where there is none."""
+        self._note(name)
+        return self.number(name) if self.has(name) else None
+
+    def negative_number(self, name: str) -> float | None:
+        """A negative number, or ``None`` where there is none."""
+        self._note(name)
+        if not self.has(name):
+            return None
+        found, value = self._value(name, None)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not -math.inf < value < 0:
+            raise self.error(found, f"a negative number is needed, found {value!r}")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self._value(name, default)
+        found, value = self._value(name, default)
         if not isinstance(value, bool):
-            raise self.error(name, f"true or false is needed, found {value!r}")
+            raise self.error(found, f"true or false is needed, found {value!r}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        found, value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.error(found, f"a string is needed, found {value!r}")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """An optional object."""
+        self._note(name)
         value = self._raw.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.error(name, f"an object or null is needed, found {value!r}")
         return value
 
+    def items(self, name: str, kind: type) -> list[Any] | None:
+        """An optional list of values of one type."""
+        self._note(name)
+        if not self.has(name):
+            return None
+        found, value = self._value(name, None)
+        sound = isinstance(value, list | tuple) and all(
+            isinstance(item, kind) and not isinstance(item, bool) for item in value
+        )
+        if not sound:
+            raise self.error(found, f"a list of {kind.__name__} is needed: {value!r}")
+        return list(value)
+
     def expect(self, name: str, wanted: Any, default: Any) -> None:
         """A field of which one value is implemented."""
-        value = self._raw.get(name)
-        value = default if value is None else value
+        found, value = self._value(name, default)
         if value != wanted:
-            raise self.error(name, f"{value!r} is not implemented (only {wanted!r} is)")
+            raise self.error(
+                found, f"{value!r} is not implemented (only {wanted!r} is)"
+            )
 
     def refuse(self, name: str, what: str) -> None:
         """A field that must be absent or null, because it changes the maths."""
-        if self._raw.get(name) is not None:
+        self._note(name)
+        if self.has(name):
             raise self.error(name, f"not implemented: {what}")
 
-    def _value(self, name: str, default: Any) -> Any:
-        value = self._raw.get(name)
-        if value is not None:
-            return value
-        if default is None:
-            raise self.error(name, "missing")
-        return default
+    def ignore(self, *names: str) -> None:
+        """Fields that change nothing here: repeated elsewhere, or of training."""
+        self._used.update(names)
+
+    def finish(self) -> None:
+        """Raise if a field is left that nobody has read and that may mean something."""
+        left = [
+            name
+            for name, value in self._raw.items()
+            if value is not None and name not in self._used and not is_harmless(name)
+        ]
+        if left:
+            raise self.error(
+                left[0],
+                f"not implemented (its value is {self._raw[left[0]]!r}); if it does "
+                "not change what the model computes, remove it from the configuration"
+                + (f"; likewise {', '.join(map(repr, left[1:]))}" if left[1:] else ""),
+            )
+
+    def _note(self, name: str) -> None:
+        self._used.update(name.split("|"))
+
+    def _value(self, name: str, default: Any) -> tuple[str, Any]:
+        """The spelling that was found, and its value."""
+        self._note(name)
+        names = name.split("|")
+        found = [n for n in names if self._raw.get(n) is not None]
+        if not found:
+            if default is None:
+                raise self.error(" or ".join(names), "missing")
+            return names[0], default
+        values = [self._raw[n] for n in found]
+        if any(value != values[0] for value in values):
+            told = ", ".join(f"{n} = {self._raw[n]!r}" for n in found)
+            raise self.error(found[0], f"contradicts itself: {told}")
+        return found[0], values[0]
+
+
+def layer_kinds(
+    fields: Fields,
+    layers: int,
+    known: Iterable[str],
+    otherwise: Callable[[int], str],
+) -> list[str]:
+    """``layer_types``, or what the family derives for each layer number."""
+    known = tuple(known)
+    kinds = fields.items("layer_types", str)
+    if kinds is None:
+        return [otherwise(i) for i in range(layers)]
+    if len(kinds) != layers:
+        raise fields.error(
+            "layer_types", f"{len(kinds)} entries for {layers} num_hidden_layers"
+        )
+    for kind in kinds:
+        if kind not in known:
+            raise fields.error(
+                "layer_types", f"{kind!r} is not implemented ({', '.join(known)} are)"
+            )
+    return kinds

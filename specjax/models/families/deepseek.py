@@ -1,0 +1,136 @@
+"""DeepSeek-V3 and the GLMs that are built like it.
+
+``model_type: deepseek_v3 | glm4_moe_lite | glm_moe_dsa``: latent attention and sigmoid
+routing. GLM-5 (``glm_moe_dsa``) adds an indexer, in every layer or in some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.models.build import Builder
+from specjax.models.config import (
+    BlockConfig,
+    DecoderConfig,
+    IndexerConfig,
+    LatentAttentionConfig,
+)
+from specjax.models.decoder import Decoder
+from specjax.models.families.fields import Fields
+from specjax.models.families.parts import (
+    assemble,
+    feedforward,
+    latent_attention,
+    pre_norm_block,
+)
+from specjax.models.families.readings import (
+    decoder_config,
+    gated_mlp_config,
+    heads_ahead,
+    latent_config,
+    layers,
+    mixture_config,
+    sparse_layers,
+)
+from specjax.models.families.ropes import rope_settings
+
+
+def deepseek_v3(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Latent attention; groups of experts."""
+    return _config(
+        Fields(raw, "deepseek_v3"), "deepseek_v3", dense=3, scale=2.5, eps=1e-6
+    )
+
+
+def glm4_moe_lite(raw: Mapping[str, Any]) -> DecoderConfig:
+    """GLM-4.7-Flash."""
+    return _config(
+        Fields(raw, "glm4_moe_lite"), "glm4_moe_lite", dense=1, scale=1.8, eps=1e-5
+    )
+
+
+def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
+    """GLM-5: each layer attends to the keys that an indexer has chosen."""
+    fields = Fields(raw, "glm_moe_dsa")
+    fields.ignore("layer_types")  # all layers are of the one kind
+    fields.expect("mlp_bias", False, default=False)
+    fields.expect("indexer_rope_interleave", True, default=True)
+    indexer = IndexerConfig(
+        num_heads=fields.integer("index_n_heads", 32),
+        head_dim=fields.integer("index_head_dim", 128),
+        top_k=fields.integer("index_topk", 2048),
+    )
+    own = _own_indexers(fields, layers(fields))
+    config = _config(fields, "glm_moe_dsa", dense=3, scale=2.5, eps=1e-5)
+    blocks = []
+    for block, has_own in zip(config.blocks, own, strict=True):
+        assert isinstance(block.mixer, LatentAttentionConfig)
+        if block.mixer.query_rank is None:
+            raise fields.error("q_lora_rank", "missing; the indexer reads that latent")
+        mixer = dataclasses.replace(
+            block.mixer,
+            indexer=indexer if has_own else None,
+            chosen_before=not has_own,
+        )
+        blocks.append(dataclasses.replace(block, mixer=mixer))
+    return dataclasses.replace(config, blocks=tuple(blocks))
+
+
+def _own_indexers(fields: Fields, count: int) -> list[bool]:
+    """Which layers have an indexer; the others share the choice of the one above."""
+    kinds = fields.items("indexer_types", str)
+    every = fields.integer("index_topk_freq", 1)
+    offset = fields.integer("index_skip_topk_offset", 2, at_least=0)
+    if fields.has("index_topk_pattern"):
+        pattern = fields.text("index_topk_pattern")
+        told = {"F": "full", "S": "shared"}
+        kinds = kinds or [told.get(letter, letter) for letter in pattern]
+    if kinds is None:
+        kinds = [
+            "shared" if max(i - offset + 1, 0) % every else "full" for i in range(count)
+        ]
+    if len(kinds) != count or set(kinds) - {"full", "shared"}:
+        raise fields.error(
+            "indexer_types", f"{count} times 'full' or 'shared' are needed: {kinds}"
+        )
+    if kinds[0] != "full":
+        raise fields.error("indexer_types", "the first layer needs an indexer")
+    return [kind == "full" for kind in kinds]
+
+
+def _config(
+    fields: Fields, family: str, *, dense: int, scale: float, eps: float
+) -> DecoderConfig:
+    fields.expect("scoring_func", "sigmoid", default="sigmoid")
+    fields.expect("topk_method", "noaux_tc", default="noaux_tc")
+    fields.expect("rope_interleave", True, default=True)
+    fields.expect("pretraining_tp", 1, default=1)
+    ahead = heads_ahead(fields)
+    count = layers(fields)
+    mixer = latent_config(fields, rope_settings(fields))
+    sparse = sparse_layers(fields, count, dense)
+    mixture, plain = mixture_config(fields, scale=scale), gated_mlp_config(fields)
+    blocks = [
+        BlockConfig(mixer=mixer, feedforward=mixture if routed else plain)
+        for routed in sparse
+    ]
+    return decoder_config(
+        fields, family, blocks, eps=("rms_norm_eps", eps), heads_ahead=ahead
+    )
+
+
+def build(config: DecoderConfig, make: Builder) -> Decoder:
+    """Read every tensor of the decoder; rotary dimensions are stored pair by pair."""
+    hidden = config.hidden_size
+    blocks = []
+    for i, block in enumerate(config.blocks):
+        name = f"model.layers.{i}"
+        assert isinstance(block.mixer, LatentAttentionConfig)
+        mixer = latent_attention(
+            f"{name}.self_attn", hidden, block.mixer, make, interleaved=True
+        )
+        body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
+        blocks.append(pre_norm_block(config, name, mixer, body, make))
+    return assemble(config, tuple(blocks), make)

@@ -1,0 +1,208 @@
+"""Qwen3-Next and Qwen3.5, dense and MoE: gated delta nets between gated attention.
+
+``model_type: qwen3_next | qwen3_5 | qwen3_5_moe``, the last two also with ``_text``.
+Files of models that see images hold the decoder under ``model.language_model``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax.models.axes import EMBED, HEADS
+from specjax.models.build import Builder
+from specjax.models.config import (
+    AttentionConfig,
+    BlockConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+)
+from specjax.models.decoder import Decoder
+from specjax.models.families.fields import Fields, layer_kinds
+from specjax.models.families.parts import (
+    assemble,
+    attention,
+    feedforward,
+    pre_norm_block,
+    reordered,
+)
+from specjax.models.families.readings import (
+    attention_config,
+    decoder_config,
+    gated_mlp_config,
+    layers,
+    qwen_sparse_layers,
+    softmax_mixture_config,
+)
+from specjax.models.families.ropes import rope_settings
+from specjax.models.families.wrapped import decoder_prefix, text_fields
+from specjax.models.linear import Linear
+from specjax.models.mixers.gated_delta import GatedDelta
+
+IMAGES = (r"model\.visual\..*", r"visual\..*")
+HEADS_AHEAD = (r"mtp\..*",)
+"""Layers that predict further tokens: drafters, not part of the decoder."""
+
+
+def qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Experts in every layer, unless the configuration names dense ones."""
+    fields = Fields(raw, "qwen3_next")
+    count = layers(fields)
+    sparse = qwen_sparse_layers(fields, count)
+    mixture = softmax_mixture_config(fields, normalize=True, shared=True)
+    dense = mixture if all(sparse) else gated_mlp_config(fields)
+    return _config(
+        fields, "qwen3_next", [mixture if routed else dense for routed in sparse]
+    )
+
+
+def qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
+    """A dense feed-forward in every layer."""
+    fields = text_fields(raw, "qwen3_5")
+    return _config(fields, "qwen3_5", [gated_mlp_config(fields)] * layers(fields))
+
+
+def qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Experts in every layer, their weights always normalised."""
+    fields = text_fields(raw, "qwen3_5_moe")
+    fields.expect("norm_topk_prob", True, default=True)
+    mixture = softmax_mixture_config(fields, normalize=None, shared=True)
+    return _config(fields, "qwen3_5_moe", [mixture] * layers(fields))
+
+
+def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConfig:
+    fields.expect("hidden_act", "silu", default="silu")
+    fields.expect("attn_output_gate", True, default=True)
+    fields.ignore("intermediate_size", "mtp_num_hidden_layers")
+    fields.ignore("mtp_use_dedicated_embeddings", "num_nextn_predict_layers")
+    eps = fields.number("rms_norm_eps", 1e-6)
+    bias = fields.boolean("attention_bias", False)
+    gated = attention_config(
+        fields,
+        rope_settings(fields, partial=0.25),
+        head_dim=256,
+        qkv_bias=bias,
+        out_bias=bias,
+        out_gate=True,
+        qk_norm_eps=eps,
+    )
+    keys = fields.integer("linear_num_key_heads", 16)
+    values = fields.integer("linear_num_value_heads", 32)
+    if values % keys:
+        raise fields.error("linear_num_value_heads", f"{values}, for {keys} key heads")
+    delta = GatedDeltaConfig(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_dim=fields.integer("linear_key_head_dim", 128),
+        value_dim=fields.integer("linear_value_head_dim", 128),
+        conv_width=fields.integer("linear_conv_kernel_dim", 4, at_least=2),
+        norm_eps=eps,
+    )
+    every = fields.integer("full_attention_interval", 4)
+    kinds = layer_kinds(
+        fields,
+        len(feedforwards),
+        ("linear_attention", "full_attention"),
+        lambda i: "linear_attention" if (i + 1) % every else "full_attention",
+    )
+    blocks = [
+        BlockConfig(
+            mixer=delta if kind == "linear_attention" else gated, feedforward=body
+        )
+        for kind, body in zip(kinds, feedforwards, strict=True)
+    ]
+    return decoder_config(fields, family, blocks)
+
+
+def build(config: DecoderConfig, make: Builder) -> Decoder:
+    """Read every tensor of the decoder, wherever the file keeps it."""
+    prefix = decoder_prefix(make, ("model.", "model.language_model."))
+    hidden = config.hidden_size
+    blocks = []
+    for i, block in enumerate(config.blocks):
+        name = f"{prefix}layers.{i}"
+        if isinstance(block.mixer, GatedDeltaConfig):
+            mixer = gated_delta(f"{name}.linear_attn", hidden, block.mixer, make)
+        else:
+            assert isinstance(block.mixer, AttentionConfig)
+            mixer = attention(
+                f"{name}.self_attn", hidden, block.mixer, make, centred=1.0
+            )
+        body = feedforward(
+            f"{name}.mlp", hidden, block.feedforward, make, shared="shared_expert"
+        )
+        blocks.append(pre_norm_block(config, name, mixer, body, make, centred=1.0))
+    return assemble(config, tuple(blocks), make, prefix=prefix, centred=1.0)
+
+
+def gated_delta(
+    name: str, hidden: int, config: GatedDeltaConfig, make: Builder
+) -> GatedDelta:
+    """A gated delta net in either layout.
+
+    Qwen3.5 stores ``qkv``, ``z``, ``b`` and ``a`` apart. Qwen3-Next stores, key head by
+    key head, its query, key, values and gates in one tensor, and ``b`` and ``a`` in
+    another.
+    """
+    heads, values = config.num_value_heads, config.num_value_heads * config.value_dim
+    channels = config.channels
+    if make.has(f"{name}.in_proj_qkvz.weight"):
+        qkv, gate, beta, decay = _grouped(name, hidden, config, make)
+    else:
+
+        def linear(part: str, outputs: int) -> Linear:
+            return make.linear(
+                f"{name}.{part}", outputs, hidden, bias=False, axes=(HEADS, EMBED)
+            )
+
+        qkv, gate = linear("in_proj_qkv", channels), linear("in_proj_z", values)
+        beta, decay = linear("in_proj_b", heads), linear("in_proj_a", heads)
+    taps = make.vector(f"{name}.conv1d.weight", channels, 1, config.conv_width)
+    return GatedDelta(
+        config=config,
+        qkv=qkv,
+        gate=gate,
+        beta=beta,
+        decay=decay,
+        taps=taps[:, 0],
+        log_rate=make.vector(f"{name}.A_log", heads),
+        decay_bias=make.vector(f"{name}.dt_bias", heads),
+        norm=make.norm(f"{name}.norm", config.value_dim, config.norm_eps),
+        out=make.linear(
+            f"{name}.out_proj", hidden, values, bias=False, axes=(EMBED, HEADS)
+        ),
+    )
+
+
+def _grouped(
+    name: str, hidden: int, config: GatedDeltaConfig, make: Builder
+) -> tuple[Linear, Linear, Linear, Linear]:
+    """``qkv``, ``z``, ``b`` and ``a`` out of tensors that are grouped by key head."""
+    groups, dk = config.num_key_heads, config.key_dim
+    repeat = config.num_value_heads // groups
+    dv = repeat * config.value_dim
+    width = 2 * dk + 2 * dv
+    rows = np.arange(groups * width).reshape(groups, width)
+    q, k, v, z = np.split(rows, [dk, 2 * dk, 2 * dk + dv], axis=1)
+    order = np.concatenate([part.reshape(-1) for part in (q, k, v)])
+
+    def pick(part: str, outputs: int, chosen: np.ndarray) -> Linear:
+        return reordered(
+            make,
+            f"{name}.{part}",
+            outputs,
+            hidden,
+            chosen.reshape(-1),
+            bias=False,
+            axes=(HEADS, EMBED),
+        )
+
+    pairs = np.arange(groups * 2 * repeat).reshape(groups, 2 * repeat)
+    return (
+        pick("in_proj_qkvz", groups * width, order),
+        pick("in_proj_qkvz", groups * width, z),
+        pick("in_proj_ba", pairs.size, pairs[:, :repeat]),
+        pick("in_proj_ba", pairs.size, pairs[:, repeat:]),
+    )
