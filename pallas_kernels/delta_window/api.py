@@ -6,6 +6,20 @@ accelerator is chosen here, when the call is lowered, once there is one.
 
 from __future__ import annotations
 
-from pallas_kernels.delta_window.reference import delta_commit, delta_window
+from pallas_kernels.delta_window.reference import (
+    Records,
+    delta_commit,
+    delta_fold,
+    delta_step,
+    delta_window,
+    take_rows,
+)
 
-__all__ = ["delta_commit", "delta_window"]
+__all__ = [
+    "Records",
+    "delta_commit",
+    "delta_fold",
+    "delta_step",
+    "delta_window",
+    "take_rows",
+]

@@ -1,97 +1,168 @@
-"""The gated delta rule over a window, in closed form and plain jnp: the definition.
+"""Recurrences with a matrix state over a window, in closed form: the definition.
 
 Serially, a head advances its state ``S [dk, dv]`` by one token as
 
     S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 
-(Yang, Kautz, Hatamizadeh, 2412.06464). Over a window in which row ``t`` continues from
-its ancestors, with ``G_t`` the sum of ``g`` along the path to ``t``, this is
+(the gated delta rule: Yang, Kautz, Hatamizadeh, 2412.06464), with ``g`` one number a
+head, or one a key channel (Kimi Linear, 2510.26692). Without the delta, ``u = v``, it
+is Mamba2 (Dao, Gu, 2405.21060), where ``q, k`` and ``v`` are ``C, B`` and ``dt x``.
+Over a window in which row ``t`` continues from its ancestors, with ``G_t`` the sum of
+``g`` along the path to ``t``, this is
 
-    (I + A) U = beta (V - (K e^G) S0),  A[t, s] = beta_t (k_t . k_s) e^(G_t - G_s)
-    O = (Q e^G) S0 + P U,               P[t, s] = (q_t . k_s) e^(G_t - G_s)
+    (I + A) U = beta (V - (K e^G) S0),  A[t, s] = beta_t (k_t e^(G_t - G_s)) . k_s
+    O = (Q e^G) S0 + P U,               P[t, s] = (q_t e^(G_t - G_s)) . k_s
 
 where ``A`` keeps strict ancestors and ``P`` ancestors and the row itself. The tree
 enters only as that mask and through ``G``, so no state per node is ever made.
+
+Queries and keys have ``G`` heads, each shared by ``H / G`` neighbouring heads of the
+state. Rows come after their ancestors, and are finite, also where nobody may see them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.delta_window.decays import (
+    decays_after,
+    path_sums,
+    per_channel,
+)
+from pallas_kernels.delta_window.inverse import unit_lower_inverse
+from pallas_kernels.delta_window.pairs import decayed_products, dot
+
+
+class Records(NamedTuple):
+    """What rows write: the state after a path follows from these and the one before."""
+
+    k: jax.Array  # [B, W, G, dk]
+    updates: jax.Array  # [B, W, H, dv]
+    log_decay: jax.Array  # [B, W, H] or [B, W, H, dk], of each row alone
+
 
 def delta_window(
-    q: Float[Array, "B W H dk"],
-    k: Float[Array, "B W H dk"],
+    q: Float[Array, "B W G dk"],
+    k: Float[Array, "B W G dk"],
     v: Float[Array, "B W H dv"],
-    log_decay: Float[Array, "B W H"],
-    beta: Float[Array, "B W H"],
+    log_decay: Float[Array, "B W H *dk"],
+    beta: Float[Array, "B W H"] | None,
     state: Float[Array, "B H dk dv"],
     ancestors: Bool[Array, "B W W"],
-) -> tuple[Float[Array, "B W H dv"], Float[Array, "B W H dv"], Float[Array, "B W H"]]:
-    """Outputs ``O``, updates ``U`` and path decays ``G`` of every row.
+    past: Records | None = None,
+) -> tuple[Float[Array, "B W H dv"], Float[Array, "B W H dv"]]:
+    """Outputs ``O`` and updates ``U`` of every row; ``beta`` is ``None``: no delta.
 
-    The state is read once and not written. Rows must come after their ancestors, and
-    rows that nobody may see must be finite.
+    The state is read once and not written. ``past`` are rows, one after another, that
+    stand between the state and the window.
     """
-    width = q.shape[1]
-    strict = ancestors & ~jnp.eye(width, dtype=bool)
-    path_decay = jnp.einsum("bts,bsh->bth", ancestors.astype(q.dtype), log_decay)
-    # the exponent is masked, not the power: off a path the difference may overflow
-    gap = path_decay[:, :, None] - path_decay[:, None]
-    decay = jnp.exp(jnp.where(ancestors[..., None], gap, -jnp.inf))
-    read = jnp.exp(path_decay)[..., None]
+    heads, width = v.shape[2], v.shape[1]
+    sums = path_sums(per_channel(log_decay), ancestors)
+    keys = k.swapaxes(1, 2)
+    reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
+    products = decayed_products(reads, keys, sums, ancestors)
+    reads = jnp.repeat(reads, heads // k.shape[2], axis=2)
+    old = _read(reads * jnp.exp(sums.total)[:, None], state, past)
+    updates = v.swapaxes(1, 2)  # [B, H, W, dv]
+    if beta is not None:
+        strict = ~jnp.eye(width, dtype=bool)
+        rate = beta.swapaxes(1, 2)[..., None]
+        mix = jnp.where(strict, products[:, 1], 0.0) * rate
+        updates = dot(
+            "bhts,bhsv->bhtv", unit_lower_inverse(mix), rate * (updates - old[:, 1])
+        )
+    out = old[:, 0] + dot("bhts,bhsv->bhtv", products[:, 0], updates)
+    return out.swapaxes(1, 2), updates.swapaxes(1, 2)
 
-    mix = jnp.einsum("bthk,bshk->btsh", k, k) * decay * beta[:, :, None]
-    mix = jnp.where(strict[..., None], mix, 0.0)
-    old = jnp.einsum("bthk,bhkv->bthv", k * read, state)
-    updates = _solve(mix, beta[..., None] * (v - old))
-    seen = jnp.einsum("bthk,bshk->btsh", q, k) * decay
-    out = jnp.einsum("bthk,bhkv->bthv", q * read, state)
-    out = out + jnp.einsum("btsh,bshv->bthv", seen, updates)
-    return out, updates, path_decay
+
+def delta_fold(
+    state: Float[Array, "B H dk dv"], rows: Records
+) -> Float[Array, "B H dk dv"]:
+    """The state after rows that stand one after another.
+
+    ``S = e^(G_n) S0 + sum_j (e^(G_n - G_j) k_j) u_j^T``; rows of zeros do nothing.
+    """
+    total, keys = _weighted(rows, state.shape[1])
+    return total * state + dot("bhsk,bshv->bhkv", keys, rows.updates)
 
 
 def delta_commit(
     state: Float[Array, "B H dk dv"],
-    k: Float[Array, "B W H dk"],
-    updates: Float[Array, "B W H dv"],
-    path_decay: Float[Array, "B W H"],
+    rows: Records,
     path: Int[Array, "B P"],
     num: Int[Array, " B"],
 ) -> Float[Array, "B H dk dv"]:
     """The state after the first ``num`` rows of ``path``; unchanged where ``num`` is 0.
 
-    ``S = e^(G_n) S0 + sum_j e^(G_n - G_j) k_j u_j^T`` over the path, whose last
-    row is ``n``.
+    What stands in rows off the path, or beyond ``num``, is not looked at.
     """
-    on_path = path[:, :, None]
-    last = jnp.maximum(num - 1, 0)[:, None, None]
-    decays = jnp.take_along_axis(path_decay, on_path, axis=1, mode="clip")
-    final = jnp.take_along_axis(decays, last, axis=1, mode="clip")
-    taken = (jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None])[..., None]
-    weight = jnp.exp(jnp.where(taken, final - decays, -jnp.inf))
-    keys = jnp.take_along_axis(k, on_path[..., None], axis=1, mode="clip")
-    rows = jnp.take_along_axis(updates, on_path[..., None], axis=1, mode="clip")
-    added = jnp.einsum("bphk,bphv->bhkv", keys * weight[..., None], rows)
-    kept = jnp.exp(final[:, 0])[..., None, None] * state
-    return jnp.where((num > 0)[:, None, None, None], kept + added, state)
+    folded = delta_fold(state, take_rows(rows, path, num))
+    return jnp.where((num > 0)[:, None, None, None], folded, state)
 
 
-def _solve(
-    mix: Float[Array, "B W W H"], rhs: Float[Array, "B W H dv"]
-) -> Float[Array, "B W H dv"]:
-    """``(I + mix)^-1 rhs`` for strictly lower triangular ``mix``, row after row.
+def take_rows(rows: Records, path: Int[Array, "B P"], num: Int[Array, " B"]) -> Records:
+    """The first ``num`` rows of ``path``, and zeros behind them."""
+    taken = jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None]
 
-    Forward substitution is as stable as the serial recurrence. (Powers of ``mix`` are
-    not: for repeated keys they grow like binomials. A library solver was seen to hang
-    on CPU when two of its calls ran at once.)
+    def pick(x: jax.Array) -> jax.Array:
+        lead = (..., *[None] * (x.ndim - 2))
+        picked = jnp.take_along_axis(x, path[lead], axis=1, mode="clip")
+        return jnp.where(taken[lead], picked, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(pick, rows)
+
+
+def delta_step(
+    q: Float[Array, "B G dk"],
+    k: Float[Array, "B G dk"],
+    v: Float[Array, "B H dv"],
+    log_decay: Float[Array, "B H *dk"],
+    beta: Float[Array, "B H"] | None,
+    state: Float[Array, "B H dk dv"],
+) -> tuple[Float[Array, "B H dv"], Float[Array, "B H dk dv"]]:
+    """The recurrence itself, for one token: its output and the state after it."""
+    share = state.shape[1] // k.shape[1]
+    q, k = jnp.repeat(q, share, axis=1), jnp.repeat(k, share, axis=1)
+    state = jnp.exp(per_channel(log_decay[:, None])[:, 0])[..., None] * state
+    update = v
+    if beta is not None:
+        update = beta[..., None] * (v - dot("bhk,bhkv->bhv", k, state))
+    state = state + k[..., None] * update[:, :, None]
+    return dot("bhk,bhkv->bhv", q, state), state
+
+
+def _read(
+    reads: Float[Array, "B m H W dk"],
+    state: Float[Array, "B H dk dv"],
+    past: Records | None,
+) -> Float[Array, "B m H W dv"]:
+    """``S^T`` times each of the rows, with ``S`` the state after ``past``."""
+    batch, stacks, heads, width, dim = reads.shape
+    # one product for all: the state is by far the largest operand
+    rows = reads.swapaxes(1, 2).reshape(batch, heads, stacks * width, dim)
+    if past is None:
+        found = dot("bhtk,bhkv->bhtv", rows, state)
+    else:
+        total, keys = _weighted(past, heads)
+        found = dot("bhtk,bhkv->bhtv", rows * total.swapaxes(2, 3), state)
+        products = dot("bhtk,bhsk->bhts", rows, keys)
+        found = found + dot("bhts,bshv->bhtv", products, past.updates)
+    found = found.reshape(batch, heads, stacks, width, -1)
+    return found.swapaxes(1, 2)
+
+
+def _weighted(
+    rows: Records, heads: int
+) -> tuple[Float[Array, "B H c 1"], Float[Array, "B H P dk"]]:
+    """What rows leave of the state before them, and their keys as they are at the end.
+
+    Reading and folding share this, so that what is read is what will be folded.
     """
-
-    def eliminate(row: jax.Array, solved: jax.Array) -> jax.Array:
-        weights = jax.lax.dynamic_index_in_dim(mix, row, axis=1, keepdims=False)
-        above = jnp.einsum("bsh,bshv->bhv", weights, solved)
-        return solved.at[:, row].add(-above)
-
-    return jax.lax.fori_loop(0, mix.shape[1], eliminate, rhs)
+    decay = per_channel(rows.log_decay)
+    total = jnp.exp(jnp.sum(decay, axis=1))[..., None]
+    keys = jnp.repeat(rows.k, heads // rows.k.shape[2], axis=2)
+    return total, (keys * jnp.exp(decays_after(decay))).swapaxes(1, 2)

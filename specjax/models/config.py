@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from specjax.models.recurrence import REPLAY, MatrixShape, Strategy
 from specjax.models.rope import Rope
 
 Activation = Literal["silu", "sigmoid", "gelu_tanh", "relu2"]
@@ -95,15 +96,30 @@ class GatedDeltaConfig:
     gate: Activation = "silu"
     decay_floor: float | None = None
     """KDA's safe gate: log decays lie between this (negative) number and 0."""
+    recurrence: Strategy = REPLAY
+    """How accepted inputs reach the state."""
 
     def __post_init__(self) -> None:
         _check_multiple(self, "num_value_heads", "num_key_heads")
+        if self.decay_floor is not None and self.decay_floor >= 0:
+            raise ValueError(f"decay_floor = {self.decay_floor} is not negative")
 
     @property
     def channels(self) -> int:
         """Convolved channels: queries, keys and values."""
         keys = self.num_key_heads * self.key_dim
         return 2 * keys + self.num_value_heads * self.value_dim
+
+    @property
+    def matrix_shape(self) -> MatrixShape:
+        """The sizes of the recurrent state."""
+        return MatrixShape(
+            heads=self.num_value_heads,
+            key_heads=self.num_key_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            channel_decay=self.channel_decay,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +135,8 @@ class Mamba2Config:
     conv_bias: bool
     bias: bool
     norm_eps: float
+    recurrence: Strategy = REPLAY
+    """How accepted inputs reach the state."""
 
     def __post_init__(self) -> None:
         _check_multiple(self, "num_heads", "num_groups")
@@ -132,6 +150,16 @@ class Mamba2Config:
     def channels(self) -> int:
         """Convolved channels: ``x``, ``B`` and ``C``."""
         return self.values + 2 * self.num_groups * self.state_dim
+
+    @property
+    def matrix_shape(self) -> MatrixShape:
+        """The sizes of the recurrent state."""
+        return MatrixShape(
+            heads=self.num_heads,
+            key_heads=self.num_groups,
+            key_dim=self.state_dim,
+            value_dim=self.head_dim,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,6 +290,9 @@ class DecoderConfig:
     """Positions the model was made for."""
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    heads_ahead: int = 0
+    """Layers that the checkpoint numbers on behind the decoder's own and that predict
+    further tokens: drafters."""
 
 
 def _check_multiple(config: object, name: str, divisor: str) -> None:

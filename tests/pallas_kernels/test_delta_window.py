@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.delta_window import api
+from pallas_kernels.delta_window.api import Records
 
 B, H, DK, DV = 3, 2, 5, 4
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -77,7 +78,7 @@ def check_every_path(x: Inputs, parents: list[int]) -> None:
     width = len(parents) + 1
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in x]
-        out, updates, total = window(*arrays, jnp.asarray(mask_of(parents)))
+        out, updates = window(*arrays, jnp.asarray(mask_of(parents)))
         assert out.dtype == jnp.float64
         for row in range(width):
             path = path_to(parents, row)
@@ -87,9 +88,7 @@ def check_every_path(x: Inputs, parents: list[int]) -> None:
             rows[:, : len(path)] = path
             got = commit(
                 arrays[5],
-                arrays[1],
-                updates,
-                total,
+                Records(arrays[1], updates, arrays[3]),
                 jnp.asarray(rows),
                 jnp.full((B,), len(path), jnp.int32),
             )
@@ -117,7 +116,7 @@ def test_siblings_of_huge_norm_stay_on_their_own_paths():
         x.v[:, row] *= 1e6
         x.log_decay[:, row] = -50.0
     with jax.enable_x64(True):
-        out, _, _ = window(*[jnp.asarray(a) for a in x], jnp.asarray(mask_of(parents)))
+        out, _ = window(*[jnp.asarray(a) for a in x], jnp.asarray(mask_of(parents)))
     for row in (0, 1, 2, 3, 6, 7):
         _, wanted = serial(x, path_to(parents, row))
         np.testing.assert_allclose(out[:, row], wanted, **EXACT)
@@ -142,10 +141,10 @@ def test_equal_keys_and_full_updates_stay_exact():
 def test_commit_of_no_rows_changes_no_bit():
     x = inputs(4)
     arrays = [jnp.asarray(a, jnp.float32) for a in x]
-    _, updates, total = window(*arrays, jnp.asarray(mask_of([0, 1, 2])))
+    _, updates = window(*arrays, jnp.asarray(mask_of([0, 1, 2])))
     path = jnp.broadcast_to(jnp.arange(4, dtype=jnp.int32), (B, 4))
     num = jnp.array([0, 2, 0], jnp.int32)
-    got = commit(arrays[5], arrays[1], updates, total, path, num)
+    got = commit(arrays[5], Records(arrays[1], updates, arrays[3]), path, num)
     np.testing.assert_array_equal(got[0], arrays[5][0])
     np.testing.assert_array_equal(got[2], arrays[5][2])
     assert not np.array_equal(got[1], arrays[5][1])
@@ -161,9 +160,11 @@ def test_rows_of_a_batch_commit_paths_of_their_own():
         rows[b, len(path) :] = 8  # beyond the count: anything
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in x]
-        _, updates, total = window(*arrays, jnp.asarray(mask_of(parents)))
+        _, updates = window(*arrays, jnp.asarray(mask_of(parents)))
         num = jnp.asarray([len(path) for path in paths], jnp.int32)
-        got = commit(arrays[5], arrays[1], updates, total, jnp.asarray(rows), num)
+        got = commit(
+            arrays[5], Records(arrays[1], updates, arrays[3]), jnp.asarray(rows), num
+        )
         for b, path in enumerate(paths):
             np.testing.assert_allclose(got[b], serial(x, path)[0][b], **EXACT)
 
@@ -173,11 +174,11 @@ def test_committing_in_two_windows_is_committing_in_one():
     first = Inputs(*[a[:, :2] for a in x[:5]], x.state)
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in first]
-        _, updates, total = window(*arrays, jnp.asarray(mask_of([0])))
+        _, updates = window(*arrays, jnp.asarray(mask_of([0])))
         path = jnp.broadcast_to(jnp.arange(2, dtype=jnp.int32), (B, 2))
         num = jnp.full((B,), 2, jnp.int32)
-        between = commit(arrays[5], arrays[1], updates, total, path, num)
+        between = commit(arrays[5], Records(arrays[1], updates, arrays[3]), path, num)
         rest = [jnp.asarray(a[:, 2:]) for a in x[:5]]
-        out, _, _ = window(*rest, between, jnp.asarray(mask_of([0, 1, 2])))
+        out, _ = window(*rest, between, jnp.asarray(mask_of([0, 1, 2])))
     _, wanted = serial(x, list(range(6)))
     np.testing.assert_allclose(out[:, -1], wanted, **EXACT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.types import Acceptance, Window
 
@@ -14,6 +16,7 @@ def convolve(
     window: Window,
     history: Float[Array, "B past C"],
     taps: Float[Array, "C width"],
+    bias: Float[Array, " C"] | None = None,
 ) -> Float[Array, "B W C"]:
     """Each row's convolution over itself and its nearest ``width - 1`` ancestors.
 
@@ -31,7 +34,7 @@ def convolve(
         rows = jnp.take_along_axis(buffer, current[:, :, None], axis=1, mode="clip")
         out = out + rows * taps[:, tap]
         current = jnp.take_along_axis(place, current, axis=1, mode="clip")
-    return out
+    return out if bias is None else out + bias
 
 
 def advance(
@@ -51,16 +54,32 @@ def advance(
 
 def _places(window: Window, past: int) -> Int[Array, "B rows"]:
     """For each row of ``history + window``: the row before it on its path."""
-    width = window.width
-    strict = window.ancestors & ~jnp.eye(width, dtype=bool)
-    rows = jnp.arange(width, dtype=jnp.int32)
-    # rows stand behind their ancestors, so the last strict ancestor is the parent
-    parent = jnp.max(jnp.where(strict, rows, -1), axis=2)
+    parent = parent_rows(window.ancestors)
     batch = window.tokens.shape[0]
     old = jnp.maximum(jnp.arange(past, dtype=jnp.int32) - 1, 0)
     return jnp.concatenate(
         [jnp.broadcast_to(old, (batch, past)), parent + past], axis=1
     )
+
+
+def parent_rows(ancestors: Bool[Array, "B W W"]) -> Int[Array, "B W"]:
+    """The row above each; -1 for row 0 and for padding."""
+    width = ancestors.shape[1]
+    strict = ancestors & ~jnp.eye(width, dtype=bool)
+    # rows stand behind their ancestors, so the last strict ancestor is the parent
+    return jnp.max(jnp.where(strict, jnp.arange(width, dtype=jnp.int32), -1), axis=2)
+
+
+def finite_rows(*parts: Float[Array, "B W ..."]) -> Bool[Array, "B W"]:
+    """The window rows in which every part is finite."""
+    finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim))) for x in parts]
+    return functools.reduce(jnp.logical_and, finite)
+
+
+def flag_rows(x: jax.Array, bad: Bool[Array, "B W"]) -> jax.Array:
+    """Window rows (axis 1) that could not be computed are NaN."""
+    shape = bad.shape + (1,) * (x.ndim - 2)
+    return jnp.where(bad.reshape(shape), jnp.asarray(jnp.nan, x.dtype), x)
 
 
 def silent_rows(x: jax.Array, sound: jax.Array) -> jax.Array:

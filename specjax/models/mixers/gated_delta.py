@@ -1,4 +1,4 @@
-"""The gated delta net: a recurrent mixer with a matrix state and a convolution."""
+"""The gated delta rule, with one decay a head (GDN) or one a channel (KDA)."""
 
 from __future__ import annotations
 
@@ -7,111 +7,128 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.delta_window.api import delta_commit, delta_window
 from specjax.decoding.types import Acceptance, Window
-from specjax.models.axes import BATCH, HEADS, TIME
 from specjax.models.config import GatedDeltaConfig
+from specjax.models.feedforward.activations import activate
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
-from specjax.models.mixers.convolution import advance, convolve, silent_rows
+from specjax.models.mixers.convolution import (
+    convolve,
+    finite_rows,
+    flag_rows,
+    silent_rows,
+)
 from specjax.models.norms import RMSNorm
+from specjax.models.recurrence.layer import (
+    LayerState,
+    LayerWindow,
+    canonical_layer,
+    commit_layer,
+)
 
 
-class DeltaState(struct.PyTreeNode):
-    """What the committed tokens left: one matrix a head, and the last inputs."""
+class LowRank(struct.PyTreeNode):
+    """``up(down(x))``: a projection through a narrow layer."""
 
-    matrix: jax.Array  # [B, H, dk, dv], float32 or wider
-    inputs: jax.Array  # [B, conv_width - 1, C], oldest first
+    down: Linear
+    up: Linear
 
-    matrix_axes = (BATCH, HEADS, "key", "value")
-    inputs_axes = (BATCH, TIME, "channels")
-
-
-class WindowDelta(struct.PyTreeNode):
-    """What a window would add: enough to fold in any path of it."""
-
-    inputs: jax.Array  # [B, W, C] before the convolution
-    k: jax.Array  # [B, W, H, dk]
-    updates: jax.Array  # [B, W, H, dv]
-    decay: jax.Array  # [B, W, H] log decay along the path to the row
+    def __call__(self, x: Float[Array, "*rows in"]) -> Float[Array, "*rows out"]:
+        """Both products."""
+        return self.up(self.down(x))
 
 
 class GatedDelta(struct.PyTreeNode):
     """Queries, keys and values through a convolution and the gated delta rule, then a
-    gated norm (Yang, Kautz, Hatamizadeh, 2412.06464; the Qwen3.5 arrangement).
+    norm and an output gate.
+
+    GDN (Yang, Kautz, Hatamizadeh, 2412.06464; the Qwen3.5 arrangement) has a decay and
+    a ``log_rate`` a value head; KDA (Kimi Linear, 2510.26692) a decay a channel.
     """
 
     config: GatedDeltaConfig = struct.field(pytree_node=False)
-    qkv: Linear  # channels: queries, keys, values
-    gate: Linear  # z
-    beta: Linear  # b
-    decay: Linear  # a
-    taps: jax.Array  # [C, conv_width]
-    log_rate: jax.Array  # [H] A_log
-    decay_bias: jax.Array  # [H] dt_bias
-    norm: RMSNorm  # over each head's values
+    qkv: Linear
+    """To ``config.channels``: queries, keys and values, each head after head."""
+    gate: Linear | LowRank
+    """To ``[H dv]``: the output gate before its activation (z)."""
+    beta: Linear
+    """To ``[H]``: before its sigmoid (b)."""
+    decay: Linear | LowRank
+    """To ``[H]``, or by channel ``[H dk]``: before its softplus (a, or f)."""
+    taps: jax.Array
+    """``[C, conv_width]``, the last on the token itself; C as ``qkv`` has them."""
+    log_rate: jax.Array
+    """``[H]`` (A_log)."""
+    decay_bias: jax.Array
+    """``[H]``, or by channel ``[H, dk]`` (dt_bias)."""
+    norm: RMSNorm
+    """``[dv]``, over each head's output."""
     out: Linear
+    """From ``[H dv]``."""
 
-    def init_state(self, batch: int, capacity: int) -> DeltaState:
+    def init_state(self, batch: int, capacity: int) -> LayerState:
         """Zeros; the size does not depend on the capacity."""
-        config = self.config
-        shape = (batch, config.num_value_heads, config.key_dim, config.value_dim)
+        config, dtype = self.config, self.taps.dtype
         past = (batch, config.conv_width - 1, config.channels)
-        return DeltaState(
-            matrix=jnp.zeros(shape, self.taps.dtype),
-            inputs=jnp.zeros(past, self.taps.dtype),
+        return LayerState(
+            memory=config.recurrence.init(batch, config.matrix_shape, dtype),
+            inputs=jnp.zeros(past, dtype),
         )
 
     def mix(
         self,
         x: Float[Array, "B W D"],
         window: Window,
-        state: DeltaState,
+        state: LayerState,
         lengths: Int[Array, " B"],
         aids: Aids,
-    ) -> tuple[Float[Array, "B W D"], WindowDelta]:
-        """The recurrence over a whole window in matrix form."""
+    ) -> tuple[Float[Array, "B W D"], LayerWindow]:
+        """The recurrence over a whole window."""
+        config = self.config
         inputs, beta, decay = self.qkv(x), self.beta(x), self.decay(x)
-        finite = [jnp.all(jnp.isfinite(y), axis=-1) for y in (inputs, beta, decay)]
-        sound = window.valid & finite[0] & finite[1] & finite[2]
-        # what is not finite would reach its neighbours as 0 * NaN; the row itself is
-        # flagged by the residual stream, which stays as it is
+        # what is not finite would reach its neighbours as 0 * NaN
+        sound = window.valid & finite_rows(inputs, beta, decay)
         inputs = silent_rows(inputs, sound)
-        beta = silent_rows(jax.nn.sigmoid(beta), sound)
-        rate = -jnp.exp(self.log_rate) * jax.nn.softplus(decay + self.decay_bias)
-        q, k, v = self._heads(
-            jax.nn.silu(convolve(inputs, window, state.inputs, self.taps))
+        mixed = jax.nn.silu(convolve(inputs, window, state.inputs, self.taps))
+        sound = sound & finite_rows(mixed)
+        q, k, v = self._heads(silent_rows(mixed, sound))
+        y, added = config.recurrence.read(
+            state.memory,
+            q,
+            k,
+            v,
+            silent_rows(self._log_decay(decay), sound),
+            silent_rows(jax.nn.sigmoid(beta), sound),
+            window.ancestors,
         )
-        y, updates, total = delta_window(
-            q, k, v, silent_rows(rate, sound), beta, state.matrix, window.ancestors
-        )
-        y = self.norm(y) * jax.nn.silu(self.gate(x).reshape(y.shape))
-        pending = WindowDelta(inputs=inputs, k=k, updates=updates, decay=total)
-        return self.out(y.reshape(*x.shape[:2], -1)), pending
+        y = self.norm(y) * activate(config.gate, self.gate(x)).reshape(y.shape)
+        y = flag_rows(self.out(y.reshape(*x.shape[:2], -1)), window.valid & ~sound)
+        return y, LayerWindow(memory=added, inputs=inputs)
 
     def commit(
         self,
-        state: DeltaState,
-        pending: WindowDelta,
+        state: LayerState,
+        pending: LayerWindow,
         acceptance: Acceptance,
         lengths: Int[Array, " B"],
-    ) -> DeltaState:
-        """Fold the accepted rows into the matrix and move the convolution's window."""
-        matrix = delta_commit(
-            state.matrix,
-            pending.k,
-            pending.updates,
-            pending.decay,
-            acceptance.path,
-            acceptance.num_tokens,
-        )
-        return DeltaState(
-            matrix=matrix, inputs=advance(state.inputs, pending.inputs, acceptance)
-        )
+    ) -> LayerState:
+        """Fold in the accepted rows and move the convolution's window."""
+        return commit_layer(self.config.recurrence, state, pending, acceptance)
 
-    def canonical(self, state: DeltaState, lengths: Int[Array, " B"]) -> DeltaState:
-        """The state itself: it holds the committed tokens and nothing else."""
-        return state
+    def canonical(self, state: LayerState, lengths: Int[Array, " B"]) -> LayerState:
+        """The matrices, with everything folded in."""
+        return canonical_layer(self.config.recurrence, state)
+
+    def _log_decay(self, raw: Float[Array, "B W N"]) -> Float[Array, "B W H *dk"]:
+        """Log decays, at most 0."""
+        floor = self.config.decay_floor
+        rate = jnp.exp(self.log_rate)
+        if self.config.channel_decay:
+            rate = rate[:, None]
+        raw = raw.reshape(*raw.shape[:2], *self.decay_bias.shape) + self.decay_bias
+        if floor is None:
+            return -rate * jax.nn.softplus(raw)
+        return floor * jax.nn.sigmoid(rate * raw)
 
     def _heads(
         self, mixed: Float[Array, "B W C"]
@@ -121,12 +138,10 @@ class GatedDelta(struct.PyTreeNode):
         keys = config.num_key_heads * config.key_dim
         q, k, v = jnp.split(mixed, [keys, 2 * keys], axis=-1)
         lead = mixed.shape[:2]
-        repeat = config.num_value_heads // config.num_key_heads
 
         def unit(x: jax.Array) -> jax.Array:
             x = x.reshape(*lead, config.num_key_heads, config.key_dim)
-            x = x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
-            return jnp.repeat(x, repeat, axis=2)
+            return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
         v = v.reshape(*lead, config.num_value_heads, config.value_dim)
         return unit(q) * config.key_dim**-0.5, unit(k), v

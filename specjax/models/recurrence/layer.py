@@ -1,0 +1,47 @@
+"""The state of a layer that convolves its inputs and then runs a recurrence on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import struct
+
+from specjax.decoding.types import Acceptance
+from specjax.models.axes import BATCH, TIME
+from specjax.models.mixers.convolution import advance
+from specjax.models.recurrence.base import Recurrence
+
+
+class LayerState(struct.PyTreeNode):
+    """What the committed tokens left."""
+
+    memory: Any  # the recurrence's own
+    inputs: jax.Array  # [B, conv_width - 1, C] of the convolution, oldest first
+
+    inputs_axes = (BATCH, TIME, "channels")
+
+
+class LayerWindow(struct.PyTreeNode):
+    """What a window would add; every leaf has its rows on axis 1."""
+
+    memory: Any
+    inputs: jax.Array  # [B, W, C] before the convolution
+
+
+def commit_layer(
+    recurrence: Recurrence,
+    state: LayerState,
+    pending: LayerWindow,
+    acceptance: Acceptance,
+) -> LayerState:
+    """Both parts follow the accepted path."""
+    return LayerState(
+        memory=recurrence.commit(state.memory, pending.memory, acceptance),
+        inputs=advance(state.inputs, pending.inputs, acceptance),
+    )
+
+
+def canonical_layer(recurrence: Recurrence, state: LayerState) -> LayerState:
+    """With the matrices in place of the recurrence's own state."""
+    return state.replace(memory=recurrence.canonical(state.memory))
