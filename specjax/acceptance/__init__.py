@@ -24,7 +24,7 @@ from specjax.decoding.interfaces import AcceptanceRule
 
 __all__ = ["RULES", "Block", "Coupled", "Greedy", "RuleEntry", "Threshold", "TopDown"]
 __all__ += ["Traversal", "Typical", "default_rule", "deterministic_children"]
-__all__ += ["multi_round", "rejection", "without_replacement"]
+__all__ += ["is_lossy", "multi_round", "rejection", "without_replacement"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +61,8 @@ RULES: dict[str, RuleEntry] = {
 def default_rule(temperature: float) -> str:
     """``greedy`` at temperature 0, else ``coupled``."""
     return "coupled" if temperature > 0 else "greedy"
+
+
+def is_lossy(rule: str) -> bool:
+    """Whether the rule of this name changes what is decoded: such names say so."""
+    return rule.startswith("lossy")

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from specjax.analysis.calibration import Costs, calibrate
-from specjax.analysis.identity import compare
+from specjax.analysis.identity import Identity, compare, promises_tokens
 from specjax.analysis.records import Record, Setting, record
-from specjax.analysis.runs import Arm, Trial, interleaved, warm_up
+from specjax.analysis.runs import Arm, Run, Trial, interleaved, warm_up
 from specjax.decoding.requests import Request
 from specjax.prompts import Prompt
 
@@ -47,9 +47,7 @@ class Session:
     ) -> Iterator[Record]:
         plain, request = trial.runs[0], self.requests[trial.request]
         for arm, done, cost in zip(self.arms, trial.runs, costs, strict=True):
-            identity = compare(
-                self.arms[0].engine, request, plain.completion.ids, done.completion.ids
-            )
+            identity = self._identity(arm, request, plain, done)
             yield record(
                 self.setting,
                 arm,
@@ -61,3 +59,13 @@ class Session:
                 costs=cost,
                 identity=identity,
             )
+
+    def _identity(
+        self, arm: Arm, request: Request, plain: Run, done: Run
+    ) -> Identity | None:
+        """The verdict, or ``None`` where other tokens would be as good."""
+        if not promises_tokens(arm.engine.rule, request.temperature):
+            return None
+        return compare(
+            self.arms[0].engine, request, plain.completion.ids, done.completion.ids
+        )

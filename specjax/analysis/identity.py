@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.acceptance import is_lossy
 from specjax.decoding.engine import Engine
-from specjax.decoding.interfaces import Target
+from specjax.decoding.interfaces import AcceptanceRule, Target
 from specjax.decoding.laws import Laws
 from specjax.decoding.noise import gumbel
 from specjax.decoding.requests import Request
@@ -70,6 +71,17 @@ class Identity:
             return True
         margin = self.first_difference.margin
         return margin is not None and margin <= bound
+
+
+def promises_tokens(rule: AcceptanceRule, temperature: float) -> bool:
+    """Whether the output can be held to plain decoding's, token for token.
+
+    A rule that keeps only the law draws other tokens of it, except at temperature 0,
+    where the law has one token. A lossy rule promises nothing at any temperature.
+    """
+    if is_lossy(getattr(rule, "name", "")):
+        return False
+    return temperature == 0 or getattr(rule, "same_tokens", True)
 
 
 def compare(

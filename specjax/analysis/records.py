@@ -29,7 +29,6 @@ class Setting:
 
     model: str
     dtype: str
-    rule: str
     temperature: float
     ignore_eos: bool
     command: str
@@ -58,6 +57,7 @@ class Record:
     drafter: str
     k: int
     rule: str
+    """That judged the drafts; of plain decoding the default of the temperature."""
     temperature: float
     batch: int
     kind: str
@@ -83,10 +83,11 @@ class Record:
     seconds: float
     tokens_per_second: float
     speedup: float
-    identical: bool
-    """The ids are those of plain decoding."""
+    identical: bool | None
+    """The ids are those of plain decoding. ``None``: they were not compared, because
+    the rule keeps the law and not the tokens, or is lossy and keeps neither."""
     first_difference: Difference | None
-    """Else where, and how near the tokens were to each other."""
+    """Where not, and how near the tokens were to each other."""
     ignore_eos: bool
     device: str
     versions: dict[str, str]
@@ -110,14 +111,15 @@ def record(
     prompt_id: str,
     repeat: int,
     costs: Costs,
-    identity: Identity,
+    identity: Identity | None,
 ) -> Record:
-    """Put a record together."""
+    """Put a record together; no ``identity``: the rule does not promise the tokens."""
     completion = run.completion
     base = plain.tokens_per_second
     return Record(
         drafter=arm.drafter,
         k=arm.k,
+        rule=arm.rule,
         kind=kind,
         prompt_id=prompt_id,
         repeat=repeat,
@@ -136,8 +138,8 @@ def record(
         seconds=run.seconds,
         tokens_per_second=run.tokens_per_second,
         speedup=run.tokens_per_second / base if base else 0.0,
-        identical=identity.identical,
-        first_difference=identity.first_difference,
+        identical=None if identity is None else identity.identical,
+        first_difference=None if identity is None else identity.first_difference,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **dataclasses.asdict(setting),
     )

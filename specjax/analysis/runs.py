@@ -40,9 +40,15 @@ class Arm:
     engine: Engine
 
     @property
+    def rule(self) -> str:
+        """The name of the rule that judges its drafts."""
+        rule = self.engine.rule
+        return getattr(rule, "name", type(rule).__name__)
+
+    @property
     def name(self) -> str:
-        """For tables: ``"ngram k=8"``."""
-        return f"{self.drafter} k={self.k}" if self.k else "plain"
+        """For messages: ``"ngram k=8 coupled"``."""
+        return f"{self.drafter} k={self.k} {self.rule}" if self.k else "plain"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,11 @@ class Summary:
 
     drafter: str
     k: int
+    rule: str
     kind: str
     records: int
-    identical: int
-    """Records whose ids are plain decoding's."""
+    identical: int | None
+    """Records whose ids are plain decoding's; ``None``: its rule does not promise."""
     tau: float
     """All tokens over all rounds."""
     alpha: float
@@ -43,9 +44,10 @@ def summarise(records: Sequence[Record], kind: str) -> Summary:
     return Summary(
         drafter=first.drafter,
         k=first.k,
+        rule=first.rule,
         kind=kind,
         records=len(records),
-        identical=sum(r.identical for r in records),
+        identical=_identical(records),
         tau=tau(sum(r.tokens for r in records), sum(r.rounds for r in records)),
         alpha=alpha(sum(r.accepted for r in records), sum(r.drafted for r in records)),
         repetition=float(np.mean([r.repetition for r in records])),
@@ -55,17 +57,25 @@ def summarise(records: Sequence[Record], kind: str) -> Summary:
     )
 
 
+def _identical(records: Sequence[Record]) -> int | None:
+    """How many, of records that are all compared or none."""
+    verdicts = [r.identical for r in records if r.identical is not None]
+    return sum(verdicts) if verdicts else None
+
+
 def by_kind(records: Sequence[Record]) -> list[Summary]:
     """A summary for each kind and arm in order of appearance, then over all kinds."""
-    arms = list(dict.fromkeys((r.drafter, r.k) for r in records))
+    arms = list(dict.fromkeys(map(_arm, records)))
     kinds = list(dict.fromkeys(r.kind for r in records))
 
-    def of(arm: tuple[str, int], kind: str | None) -> list[Record]:
-        return [
-            r for r in records if (r.drafter, r.k) == arm and kind in (None, r.kind)
-        ]
+    def of(arm: tuple[str, int, str], kind: str | None) -> list[Record]:
+        return [r for r in records if _arm(r) == arm and kind in (None, r.kind)]
 
     rows = [summarise(of(arm, kind), kind) for kind in kinds for arm in arms]
     if len(kinds) > 1:
         rows += [summarise(of(arm, None), "all") for arm in arms]
     return rows
+
+
+def _arm(record: Record) -> tuple[str, int, str]:
+    return record.drafter, record.k, record.rule

@@ -1,4 +1,4 @@
-"""``specjax bench``: plain decoding beside every drafter and k, on many prompts."""
+"""``specjax bench``: plain decoding beside every drafter, k and rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TextIO
 
 from rich.text import Text
 
-from specjax.acceptance import RULES, default_rule
 from specjax.analysis.bench import Session
 from specjax.analysis.identity import Difference, Identity, near_tie
 from specjax.analysis.records import Record, Setting
@@ -31,11 +30,13 @@ from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Compare plain decoding with every drafter and k, prompt by prompt.
+    """Compare plain decoding with every drafter, k and rule, prompt by prompt.
 
     All arms run on a prompt before the next one, in turning order, at batch 1; every
     arm is compiled before anything is timed. At the end: a table for each kind of
     prompt and over all. Exit status 1: ids that should be plain decoding's are not.
+    Rules that keep only the law (above temperature 0), and lossy rules, are not held to
+    them: their table says so, and their records have "identical": null.
 
     Example: `specjax bench --drafters ngram --k 2 5 8 --per-kind 2 --json out.jsonl`
     """
@@ -50,8 +51,10 @@ class Bench:
     """Most draft tokens a round; each drafter runs with each."""
     ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
     draft: o.DraftModelOptions = field(default_factory=o.DraftModelOptions)
+    rule: o.RuleNames = ()
+    """How drafts are judged, by each rule in turn: see `specjax generate --help`."""
     temperature: float = 0.0
-    """0: greedy. Above 0: sampled, and still the same tokens as plain sampling."""
+    """0: greedy. Above 0: sampled; by --rule coupled still plain sampling's tokens."""
     seed: int = 0
     """Of the sampling."""
     prompts: o.PromptsFile = None
@@ -96,10 +99,16 @@ class Bench:
                 o.check_drafter(drafter, k, self.ngram, self.draft)
         sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
         o.build_request([0], sampling, self.max_tokens)
+        for rule in self._rules():
+            o.choose_rule(rule, self.temperature)
         o.at_least("--max-tokens", self.max_tokens, 1)
         o.at_least("--repeats", self.repeats, 1)
         if self.prompts is not None and self.per_kind is not None:
             raise UsageError("--per-kind counts bundled prompts: leave out --prompts")
+
+    def _rules(self) -> tuple[str | None, ...]:
+        """Those asked for, or ``None``: the one that suits the temperature."""
+        return self.rule or (None,)
 
     @staticmethod
     def _named(values: tuple, option: str) -> tuple:
@@ -135,20 +144,20 @@ class Bench:
         draft = None
         if self.draft.draft_model is not None:
             draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
-        pairs = [("none", 0)]
+        parts: list[tuple[str, int, str | None]] = [("none", 0, None)]
         tree = (len(self.draft.draft_branching),)
         for name in self.drafters:
             entry = drafter_entry(name)
             if entry.drafts:
-                pairs += [(name, k) for k in (self.k if entry.takes_k else tree)]
+                depths = self.k if entry.takes_k else tree
+                parts += [(name, k, rule) for k in depths for rule in self._rules()]
         longest = max(len(request.prompt_ids) for request in requests)
-        rule = RULES[default_rule(self.temperature)].build()
         return [
             make_arm(
                 checkpoint,
                 name,
                 k,
-                rule,
+                o.choose_rule(rule, self.temperature),
                 longest=longest,
                 max_tokens=self.max_tokens,
                 eos_ids=() if self.ignore_eos else checkpoint.eos_ids,
@@ -156,14 +165,13 @@ class Bench:
                 draft=draft,
                 settings=self.draft,
             )
-            for name, k in dict.fromkeys(pairs)
+            for name, k, rule in dict.fromkeys(parts)
         ]
 
     def _setting(self, checkpoint: Checkpoint, arguments: Sequence[str]) -> Setting:
         return Setting(
             model=checkpoint.source,
             dtype=self.dtype,
-            rule=default_rule(self.temperature),
             temperature=self.temperature,
             ignore_eos=self.ignore_eos,
             command=shlex.join(["specjax", *arguments]),
@@ -202,7 +210,7 @@ def _sentence(entry: Record, difference: Difference, tie: bool) -> Text:
     by = "a missing or impossible token" if margin is None else f"margin {margin:.3g}"
     why = "a near-tie, which rounding decides" if tie else "NOT plain decoding's tokens"
     text = (
-        f"{entry.prompt_id}, {entry.drafter} k={entry.k}: differs from token "
-        f"{difference.position + 1} on ({by}): {why}"
+        f"{entry.prompt_id}, {entry.drafter} k={entry.k} {entry.rule}: differs from "
+        f"token {difference.position + 1} on ({by}): {why}"
     )
     return Text(text, style="yellow" if tie else "bold red")

@@ -57,6 +57,13 @@ RuleName = Annotated[
         help_behavior_hint="(default: greedy at temperature 0, else coupled)",
     ),
 ]
+RuleNames = Annotated[
+    tuple[str, ...],
+    conf.arg(
+        metavar="NAME ...",
+        help_behavior_hint="(default: greedy at temperature 0, else coupled)",
+    ),
+]
 Model = Annotated[str, conf.arg(metavar="NAME|PATH")]
 OptionalModel = Annotated[
     str | None, conf.arg(metavar="NAME|PATH", help_behavior_hint=NONE)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from specjax.acceptance import is_lossy
 from specjax.analysis.summary import Summary
 
 LEGEND = """\
@@ -17,7 +18,8 @@ repeated   share of the output that completes 8 tokens seen in it before
 tokens/s   while decoding, without the reading of the prompt; median over runs
 speed-up   tokens/s over those of plain decoding on the same prompt; median, and in
            brackets the middle half of the runs
-identical  runs whose tokens are all those of plain decoding"""
+identical  runs whose tokens are all those of plain decoding; "law only": the rule keeps
+           the model's law, not the tokens; "lossy": it keeps neither"""
 
 
 def summary_table(summaries: Sequence[Summary]) -> Table:
@@ -25,6 +27,9 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("kind")
     table.add_column("drafter")
+    rules = len({summary.rule for summary in summaries}) > 1
+    if rules:
+        table.add_column("rule")
     for name in ("k", "τ", "α", "repeated", "tokens/s", "speed-up"):
         table.add_column(name, justify="right")
     table.add_column("identical")
@@ -37,6 +42,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         table.add_row(
             summary.kind,
             summary.drafter,
+            *([summary.rule if drafts else ""] if rules else []),
             str(summary.k),
             f"{summary.tau:.2f}",
             f"{summary.alpha:.2f}" if drafts else "",
@@ -56,6 +62,8 @@ def _speedup(summary: Summary) -> str:
 
 
 def _identical(summary: Summary) -> Text:
+    if summary.identical is None:
+        return Text("lossy" if is_lossy(summary.rule) else "law only", style="yellow")
     good = summary.identical == summary.records
     text = f"{summary.identical} of {summary.records}"
     return Text(text, style="green" if good else "bold red")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specjax.acceptance import Coupled, Greedy
+from specjax.acceptance import RULES, Coupled, Greedy
 from specjax.analysis.identity import (
     Difference,
     Identity,
@@ -11,6 +11,7 @@ from specjax.analysis.identity import (
     first_difference,
     near_tie,
     plain_scores,
+    promises_tokens,
 )
 from specjax.analysis.runs import run
 from specjax.decoding.engine import Engine, EngineOptions
@@ -48,6 +49,16 @@ def test_a_bound_forgives_near_ties_only():
 def test_a_low_temperature_stretches_the_bound():
     assert near_tie("float32") == near_tie("float32", 1.0) == near_tie("float32", 2.0)
     assert near_tie("float32", 0.1) == pytest.approx(10 * near_tie("float32"))
+
+
+def test_which_rules_are_held_to_the_tokens():
+    """All but lossy ones at temperature 0; above it those that share the noise."""
+    greedy = {name for name in RULES if promises_tokens(RULES[name].build(), 0.0)}
+    assert greedy == set(RULES) - {"lossy-typical", "lossy-threshold"}
+    assert {n for n in RULES if promises_tokens(RULES[n].build(), 0.8)} == {
+        "greedy",  # refused above temperature 0, wherever it is asked for
+        "coupled",
+    }
 
 
 SETTINGS = {

@@ -95,6 +95,20 @@ def test_a_summary_takes_ratios_of_sums_and_medians():
     assert (row.identical, row.records) == (2, 3)
 
 
+def test_a_rule_that_keeps_the_law_has_no_count_of_identical_runs():
+    several = [record(identical=None), record(identical=None)]
+    assert summarise(several, "code").identical is None
+    assert json.loads(several[0].as_line())["identical"] is None
+    # none of them is not the same as not compared
+    assert summarise([record(identical=False)], "code").identical == 0
+
+
+def test_each_rule_has_its_row():
+    rules = ("coupled", "rejection", "coupled", "rejection")
+    rows = by_kind([record(rule=rule) for rule in rules])
+    assert [(r.rule, r.records) for r in rows] == [("coupled", 2), ("rejection", 2)]
+
+
 def test_rows_by_kind_and_arm_and_then_over_all():
     records = [
         record(kind=kind, drafter=drafter, k=k)

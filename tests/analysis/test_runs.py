@@ -82,4 +82,8 @@ def test_calibration(arms):
 
 
 def test_names(arms):
-    assert [arm.name for arm in arms] == ["plain", "ngram k=2", "ngram k=3"]
+    assert [arm.name for arm in arms] == [
+        "plain",
+        "ngram k=2 greedy",
+        "ngram k=3 greedy",
+    ]

@@ -84,7 +84,8 @@ def records_agree(records, plain):
         assert r["tokens_per_second"] == pytest.approx(r["tokens"] / r["seconds"])
         base = plain[r["prompt_id"], r["repeat"]]["tokens_per_second"]
         assert r["speedup"] == pytest.approx(r["tokens_per_second"] / base)
-        assert r["identical"] == (r["first_difference"] is None)
+        if r["identical"] is not False:
+            assert r["first_difference"] is None
         assert r["batch"] == 1 and r["ignore_eos"] is True
         assert 0 <= r["repetition"] <= 1
         assert r["prefill_seconds"] > 0 and r["seconds"] > 0
@@ -158,6 +159,85 @@ def test_a_wrong_rule_is_found_out(bench, wrong_rule):
     margins = [r["first_difference"]["margin"] for r in wrong]
     assert max(margins) > NEAR_TIE["float32"]
     assert "NOT plain decoding's tokens" in result.out
+
+
+SIDE_BY_SIDE = ("coupled", "deterministic-children", "lossy-typical")
+
+
+@pytest.mark.parametrize(
+    "temperature", [0.8, pytest.param(0.0, marks=pytest.mark.full)]
+)
+def test_rules_side_by_side(bench, temperature):
+    result, records = bench(
+        "--k", 2, "--rule", *SIDE_BY_SIDE, "--temperature", temperature
+    )
+    assert result.status == 0, result.out + result.err
+    records_agree(records, plain_of(records))
+    assert len(records) == 3 * (1 + len(SIDE_BY_SIDE))
+    verdicts = {}
+    for r in records:
+        verdicts.setdefault((r["drafter"], r["rule"]), []).append(r["identical"])
+    assert verdicts == {
+        ("none", "coupled" if temperature else "greedy"): [True] * 3,
+        ("ngram", "coupled"): [True] * 3,
+        ("ngram", "deterministic-children"): [None if temperature else True] * 3,
+        ("ngram", "lossy-typical"): [None] * 3,
+    }
+    cells = {}
+    for line in result.out.splitlines():
+        words = line.split()
+        if words[:2] == ["all", "ngram"]:
+            cells[words[2]] = line
+    assert cells["coupled"].rstrip().endswith("3 of 3")
+    law = "law only" if temperature else "3 of 3"
+    assert cells["deterministic-children"].rstrip().endswith(law)
+    assert cells["lossy-typical"].rstrip().endswith("lossy")
+
+
+class WrongLaw(AcceptAll):
+    """The wrong rule, under the name of one that keeps the law alone."""
+
+    name = "rejection"
+    same_tokens = False
+
+
+def test_a_rule_that_keeps_the_law_is_held_to_the_tokens_at_temperature_0(
+    bench, monkeypatch
+):
+    entry = dataclasses.replace(RULES["rejection"], build=WrongLaw)
+    monkeypatch.setitem(RULES, "rejection", entry)
+    result, records = bench("--k", 2, "--rule", "rejection")
+    assert result.status == 1
+    assert any(r["identical"] is False for r in records)
+    assert "ngram k=2 rejection: differs from token" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--rule", "coupled", "gready"), "--rule gready: it must be one of"),
+        (
+            ("--rule", "coupled", "greedy", "--temperature", 0.5),
+            "--rule greedy cannot follow --temperature 0.5: leave out --rule",
+        ),
+        (
+            ("--rule", "coupled", "multi-round", "--temperature", 0.5),
+            "rule multi-round takes i.i.d. children, independent proposals, but",
+        ),
+    ],
+)
+def test_rules_that_do_not_fit_are_refused_before_anything_runs(
+    bench, run, model, options, told
+):
+    result, records = bench("--k", 2, *options)
+    assert result.status == 2 and records == []
+    assert told in result.err and "compiling" not in result.err
+    last = options.index("--rule") + 2
+    alone = run(
+        *("generate", "--model", model, "--prompt", "a", "--drafter", "ngram"),
+        *("--rule", *options[last:], "--k", 2),
+    )
+    assert alone.err.splitlines()[-1] == result.err.splitlines()[-1]
 
 
 def test_bundled_prompts(run, model, tmp_path):
