@@ -33,8 +33,8 @@ from pallas_kernels.delta_window.decays import (
     path_sums,
     per_channel,
 )
-from pallas_kernels.delta_window.inverse import unit_lower_inverse
 from pallas_kernels.delta_window.pairs import decayed_products, dot
+from pallas_kernels.delta_window.solve import solve_unit_lower
 
 
 class Records(NamedTuple):
@@ -72,9 +72,7 @@ def delta_window(
         strict = ~jnp.eye(width, dtype=bool)
         rate = beta.swapaxes(1, 2)[..., None]
         mix = jnp.where(strict, products[:, 1], 0.0) * rate
-        updates = dot(
-            "bhts,bhsv->bhtv", unit_lower_inverse(mix), rate * (updates - old[:, 1])
-        )
+        updates = solve_unit_lower(mix, rate * (updates - old[:, 1]))
     out = old[:, 0] + dot("bhts,bhsv->bhtv", products[:, 0], updates)
     return out.swapaxes(1, 2), updates.swapaxes(1, 2)
 
