@@ -42,6 +42,11 @@ class Target(Protocol):
 
     ``verify`` never changes the state; ``commit`` reads only ``path`` and
     ``num_tokens`` of the acceptance.
+
+    A target whose rows share memory may also have ``admit(prompt_lengths)``, which
+    raises if there is too little for a start, and ``room(state, most, active)``, which
+    promises each row, before a round, how many tokens it may commit (``[B]``, at most
+    ``most``). A row that is promised none ends for want of capacity.
     """
 
     @property

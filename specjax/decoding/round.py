@@ -97,6 +97,8 @@ def round_step(
 ) -> tuple[DecodeState, RoundLog]:
     """One round for the whole batch. Finished rows are frozen."""
     context = context_of(state)
+    remaining = context.room
+    context = context.replace(room=_room(target, drafter, state, remaining))
     proposal, drafted_pending = drafter.propose(state.drafter, context)
     check_law(drafter, proposal, target.vocab_size)
     window = draft_window(
@@ -113,6 +115,7 @@ def round_step(
     acceptance, reason = cut(
         acceptance,
         room=context.room,
+        remaining=remaining,
         anchor_bad=verdict.bad[:, 0],
         eos_ids=options.eos_ids,
         limit_reason=state.limit_reasons,
@@ -137,6 +140,19 @@ def round_step(
         logprobs=logprobs,
     )
     return new_state, log
+
+
+def _room(
+    target: Target, drafter: Drafter, state: DecodeState, remaining: Int[Array, " B"]
+) -> Int[Array, " B"]:
+    """Tokens that each row may commit in this round.
+
+    A target whose rows share memory says how much of it each may use (``room``).
+    """
+    room = getattr(target, "room", None)
+    most = drafter.max_depth + 1
+    promised = room and room(state.target, most, ~state.done)
+    return remaining if promised is None else jnp.minimum(remaining, promised)
 
 
 def _accept(

@@ -15,10 +15,20 @@ from specjax.decoding.interfaces import FINAL, Tap
 from specjax.decoding.kinds import kinds
 from specjax.decoding.types import Acceptance, Verdict, Window
 from specjax.decoding.windows import spread_bad
+from specjax.models.committed import (
+    CommittedState,
+    blank,
+    empty_state,
+    lend_table,
+    release,
+    spoil,
+    take_back_table,
+)
 from specjax.models.config import DecoderConfig
 from specjax.models.linear import Linear, accumulator, fewest_rows
 from specjax.models.mixers.base import Aids, Chosen, RotaryTables
 from specjax.models.norms import RMSNorm
+from specjax.models.pages import Paged, PageTable, admit, room, take
 from specjax.models.rope import Rope
 
 
@@ -41,13 +51,6 @@ class Block(struct.PyTreeNode):
     feedforward: Sublayer | None
 
 
-class CommittedState(struct.PyTreeNode):
-    """What the decoder remembers: one state a block, and how many tokens they hold."""
-
-    blocks: tuple[Any, ...]
-    lengths: jax.Array  # [B] int32
-
-
 class Decoder(struct.PyTreeNode):
     """Parameters and configuration; the methods are the ``Target`` protocol.
 
@@ -60,6 +63,8 @@ class Decoder(struct.PyTreeNode):
     blocks: tuple[Block, ...]
     norm: RMSNorm
     head: Linear  # shares ``embedding`` when tied and of one weight type
+    paged: Paged | None = struct.field(pytree_node=False, default=None)
+    """Keep keys and values in a pool of pages; ``None``: one stretch a row."""
 
     @property
     def vocab_size(self) -> int:
@@ -73,13 +78,24 @@ class Decoder(struct.PyTreeNode):
 
     def init(self, batch: int, capacity: int) -> CommittedState:
         """An empty state."""
-        return CommittedState(
-            blocks=tuple(
-                None if mixer is None else mixer.init_state(batch, capacity)
-                for mixer in self.mixers
-            ),
-            lengths=jnp.zeros((batch,), jnp.int32),
-        )
+        return empty_state(self.mixers, batch, capacity, self.paged)
+
+    def admit(self, prompt_lengths: Sequence[int]) -> None:
+        """Raise ``PoolError`` if the pool cannot hold these prompts."""
+        if self.paged is not None:
+            admit(self.paged, prompt_lengths)
+
+    def room(
+        self, state: CommittedState, most: int, active: Bool[Array, " B"]
+    ) -> Int[Array, " B"] | None:
+        """Tokens that each row may commit next, all together; ``None``: no limit."""
+        if state.pages is None:
+            return None
+        return room(state.pages, state.lengths, most, active)
+
+    def release(self, state: CommittedState, rows: Bool[Array, " B"]) -> CommittedState:
+        """The state in which these rows are empty and hold no page."""
+        return release(state, rows)
 
     def verify(
         self,
@@ -97,7 +113,7 @@ class Decoder(struct.PyTreeNode):
         pending = []
         chosen = None
         for depth, (block, block_state) in enumerate(
-            zip(self.blocks, state.blocks, strict=True), start=1
+            zip(self.blocks, self._lent(state, state.pages), strict=True), start=1
         ):
             aids = Aids(rotary=tables.get(_rope(block)), chosen=chosen)
             x, added, chosen = _run_block(
@@ -122,24 +138,40 @@ class Decoder(struct.PyTreeNode):
         self, state: CommittedState, pending: Any, acceptance: Acceptance
     ) -> CommittedState:
         """Fold the accepted path into every block's state."""
+        pages = state.pages and take(state.pages, state.lengths, acceptance)
         blocks = tuple(
             mixer
             and _commit_block(
                 mixer, old, added, acceptance, state.lengths, kinds=kinds(mixer)
             )
             for mixer, old, added in zip(
-                self.mixers, state.blocks, pending, strict=True
+                self.mixers, self._lent(state, pages), pending, strict=True
             )
         )
-        return CommittedState(blocks, state.lengths + acceptance.num_tokens)
+        return CommittedState(
+            take_back_table(blocks), state.lengths + acceptance.num_tokens, pages
+        )
 
     def canonical(self, state: CommittedState) -> CommittedState:
         """The comparable form of a state: see each mixer's ``canonical``."""
         blocks = tuple(
             mixer and mixer.canonical(old, state.lengths)
-            for mixer, old in zip(self.mixers, state.blocks, strict=True)
+            for mixer, old in zip(
+                self.mixers, self._lent(state, state.pages), strict=True
+            )
         )
         return CommittedState(blocks, state.lengths)
+
+    def blank(self, state: CommittedState, value: float | jax.Array) -> CommittedState:
+        """The state with ``value`` wherever it holds nothing that was committed."""
+        return blank(self.mixers, state, value)
+
+    def spoil(self, state: CommittedState, row: int) -> CommittedState:
+        """The state with NaN in all that it holds for one row: for tests."""
+        return spoil(self.mixers, state, row)
+
+    def _lent(self, state: CommittedState, pages: PageTable | None) -> tuple[Any, ...]:
+        return lend_table(self.mixers, state.blocks, pages)
 
     def _embed(self, window: Window) -> Float[Array, "B W D"]:
         dtype = accumulator(self.embedding.dtype)

@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 
 from specjax.decoding.types import Acceptance, Window
-from specjax.models.mixers import attention
-from specjax.models.mixers.attention import (
-    MOST_SLICED_ROWS,
-    Attention,
-    KVCache,
-    WindowKV,
-    sound_rows,
-)
+from specjax.models.mixers import caches
+from specjax.models.mixers.attention import Attention, KVCache
+from specjax.models.mixers.caches import MOST_SLICED_ROWS, held_positions, sound_rows
 from specjax.testing.toys import toy_llama
 
 H, D, W = 2, 4, 5
 
-write_path = jax.jit(attention.write_path)
+write_path = jax.jit(caches.write_path, static_argnames="in_ring")
 
 
 @pytest.mark.parametrize("capacity", [8, W, 3])
@@ -55,6 +50,43 @@ def test_exactly_the_accepted_rows_are_written_at_every_start(times, capacity):
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, W, 8])
+def test_a_ring_holds_the_last_positions_whatever_was_committed(size):
+    """Against a list of all positions, over many commits of any length."""
+    draw = np.random.default_rng(size)
+    batch, length = 3, np.zeros(3, np.int32)
+    ring = jnp.full((batch, H, size, D), jnp.nan)
+    history: list[list[np.ndarray]] = [[] for _ in range(batch)]
+    for _ in range(30):
+        rows = draw.normal(size=(batch, W, H, D)).astype(np.float32)
+        counts = draw.integers(0, W + 1, batch).astype(np.int32)
+        path = np.stack([np.sort(draw.permutation(W)) for _ in range(batch)])
+        ring = write_path(
+            ring,
+            jnp.asarray(rows),
+            Acceptance(
+                path=jnp.asarray(path, jnp.int32),
+                tokens=jnp.asarray(path, jnp.int32),
+                num_tokens=jnp.asarray(counts),
+            ),
+            jnp.asarray(length),
+            in_ring=True,
+        )
+        for b in range(batch):
+            history[b] += [rows[b, path[b, j]] for j in range(counts[b])]
+        length += counts
+        held = np.asarray(held_positions(jnp.asarray(length), size))
+        for b in range(batch):
+            seen = {p for p in held[b].tolist() if p >= 0}
+            assert seen == set(range(max(0, length[b] - size), length[b]))
+            for slot, position in enumerate(held[b]):
+                if position >= 0:
+                    got = np.asarray(ring[b, :, slot])
+                    np.testing.assert_array_equal(got, history[b][position])
+                else:
+                    assert np.isnan(np.asarray(ring[b, :, slot])).all()
+
+
 def test_a_path_may_be_shorter_than_the_window():
     cache = jnp.zeros((1, H, 6, D), jnp.float32)
     rows = jnp.broadcast_to(
@@ -83,9 +115,9 @@ def test_rows_that_are_padding_or_not_finite_are_zeroed_in_both():
         ancestors=jnp.ones((1, 4, 4), bool),
         valid=jnp.array([[True, True, True, False]]),
     )
-    got = sound_rows(WindowKV(k=jnp.asarray(k), v=jnp.asarray(v)), window)
-    assert got.k[0, :, 0, 0].tolist() == [1, 0, 0, 0]
-    assert got.v[0, :, 1, 1].tolist() == [2, 0, 0, 0]
+    keys, values = sound_rows((jnp.asarray(k), jnp.asarray(v)), window)
+    assert keys[0, :, 0, 0].tolist() == [1, 0, 0, 0]
+    assert values[0, :, 1, 1].tolist() == [2, 0, 0, 0]
 
 
 def test_canonical_shows_the_committed_slots_and_hides_the_rest():

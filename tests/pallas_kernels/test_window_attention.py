@@ -147,3 +147,98 @@ def test_the_softmax_is_float32_whatever_the_inputs_are(dtype):
     tolerance = 2e-2 if dtype == jnp.bfloat16 else 1e-5
     wanted = naive(rounded, LENGTHS, masks)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
+
+
+def softmax_with(
+    x: dict[str, np.ndarray],
+    positions: np.ndarray,
+    ancestors: np.ndarray,
+    slots: np.ndarray,
+    *,
+    reach: int | None = None,
+    sinks: np.ndarray | None = None,
+    softcap: float | None = None,
+    chosen: tuple[np.ndarray, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Every option written out, one row and one head at a time, in float64."""
+    out = np.zeros(x["q"].shape)
+    for b, row, head in np.ndindex(*out.shape[:3]):
+        kv = head // (HQ // H)
+        at = positions[b, row]
+        old = (slots[b] >= 0) & (slots[b] < LENGTHS[b])
+        new = ancestors[b, row].copy()
+        if reach is not None:
+            old &= at - slots[b] < reach
+            new &= at - positions[b] < reach
+        if chosen is not None:
+            old, new = old & chosen[0][b, row], new & chosen[1][b, row]
+        keys = np.concatenate([x["k_cache"][b, kv, old], x["k"][b, new, kv]])
+        values = np.concatenate([x["v_cache"][b, kv, old], x["v"][b, new, kv]])
+        scores = keys @ x["q"][b, row, head] * SCALE
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        if sinks is not None:
+            scores = np.append(scores, sinks[head])
+            values = np.append(values, np.zeros((1, values.shape[1])), axis=0)
+        weight = np.exp(scores - scores.max())
+        out[b, row, head] = weight @ values / weight.sum()
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reach": 1},
+        {"reach": 3},
+        {"reach": 9, "sinks": True},
+        {"sinks": True},
+        {"softcap": 1.5},
+        {"chosen": True, "sinks": True, "softcap": 2.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ring", [False, True], ids=["stretch", "ring"])
+def test_every_option_against_the_softmax_written_out(options, ring):
+    width = 6
+    draw = np.random.default_rng(len(str(options)))
+    x, ancestors = inputs(width, seed=5), trees(width, seed=5)
+    depth = ancestors.sum(-1) - 1
+    positions = np.asarray(LENGTHS)[:, None] + depth
+    # a ring's slots hold any positions, and some hold none
+    slots = np.stack([np.arange(T)] * B)
+    if ring:
+        slots = np.stack([draw.permutation(T) for _ in range(B)])
+        slots[draw.random((B, T)) < 0.2] = -1
+    names = dict(options)
+    if "sinks" in names:
+        names["sinks"] = draw.normal(size=HQ)
+    if "chosen" in names:
+        own = np.eye(width, dtype=bool)
+        names["chosen"] = (
+            draw.random((B, width, T)) < 0.6,
+            (draw.random((B, width, width)) < 0.6) | own,
+        )
+    # NaN in slots that hold nothing must not show
+    unheld = (slots < 0) | (slots >= np.asarray(LENGTHS)[:, None])
+    poisoned = dict(x)
+    for name in ("k_cache", "v_cache"):
+        poisoned[name] = np.where(unheld[:, None, :, None], np.nan, x[name])
+    arrays = {name: jnp.asarray(value, jnp.float32) for name, value in poisoned.items()}
+    traced = {
+        name: jax.tree.map(
+            lambda y: jnp.asarray(y, bool if y.dtype == bool else jnp.float32), value
+        )
+        for name, value in names.items()
+        if name in ("sinks", "chosen")
+    }
+    fixed = {name: names[name] for name in names if name in ("reach", "softcap")}
+    got = jax.jit(lambda **more: api.window_attention(**more, scale=SCALE, **fixed))(
+        **arrays,
+        **traced,
+        lengths=jnp.asarray(LENGTHS, jnp.int32),
+        ancestors=jnp.asarray(ancestors),
+        positions=jnp.asarray(positions, jnp.int32),
+        slots=jnp.asarray(slots, jnp.int32) if ring else None,
+    )
+    wanted = softmax_with(x, positions, ancestors, slots, **names)
+    np.testing.assert_allclose(np.asarray(got), wanted, atol=2e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -14,22 +13,27 @@ from specjax.models.config import AttentionConfig
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.caches import (
-    blank_unheld,
+    blank,
     cache_dtype,
+    canonical,
+    empty_cache,
     held_positions,
     ring_slots,
+    rows_of,
     sound_rows,
     write_path,
 )
 from specjax.models.norms import RMSNorm
+from specjax.models.pages import Paged
 from specjax.models.rope import rotate
 
 
 class KVCache(struct.PyTreeNode):
     """Keys and values of the committed tokens: all of them, or the last ``reach``."""
 
-    k: jax.Array  # [B, H, T, D]
-    v: jax.Array  # [B, H, T, D]
+    k: jax.Array  # [B, H, T, D], or of a pool [pages, H, page_size, D]
+    v: jax.Array
+    table: jax.Array | None = None  # [B, blocks]: lent to paged caches, see Decoder
 
     axes = (BATCH, KV_HEADS, TIME, HEAD_DIM)
 
@@ -58,13 +62,28 @@ class Attention(struct.PyTreeNode):
     gate: Linear | None = None
     sinks: jax.Array | None = None  # [Hq]
 
-    def init_state(self, batch: int, capacity: int) -> KVCache:
+    @property
+    def pageable(self) -> bool:
+        """A ring is short, and stays one stretch a row."""
+        return self.config.reach is None
+
+    def init_state(
+        self, batch: int, capacity: int, paged: Paged | None = None
+    ) -> KVCache:
         """An empty cache."""
         config = self.config
-        slots = ring_slots(capacity, config.reach)
-        shape = (batch, config.num_kv_heads, slots, config.head_dim)
-        dtype = cache_dtype(self.k.weight.dtype)
-        return KVCache(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+
+        def empty() -> jax.Array:
+            return empty_cache(
+                batch,
+                ring_slots(capacity, config.reach),
+                config.num_kv_heads,
+                config.head_dim,
+                cache_dtype(self.k.weight.dtype),
+                paged,
+            )
+
+        return KVCache(k=empty(), v=empty())
 
     def mix(
         self,
@@ -83,13 +102,14 @@ class Attention(struct.PyTreeNode):
         slots = None
         if config.reach is not None:
             slots = held_positions(lengths, state.k.shape[2])
+        k_cache, v_cache = (rows_of(y, state.table) for y in (state.k, state.v))
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
         mixed = window_attention(
             q,
             k,
             v,
-            state.k,
-            state.v,
+            k_cache,
+            v_cache,
             lengths,
             window.ancestors,
             scale=scale,
@@ -112,15 +132,28 @@ class Attention(struct.PyTreeNode):
     ) -> KVCache:
         """Write the path's keys and values behind the committed ones."""
         ring = self.config.reach is not None
-        return KVCache(
-            k=write_path(state.k, pending.k, acceptance, lengths, in_ring=ring),
-            v=write_path(state.v, pending.v, acceptance, lengths, in_ring=ring),
-        )
+
+        def write(cache: jax.Array, rows: jax.Array) -> jax.Array:
+            return write_path(
+                cache, rows, acceptance, lengths, in_ring=ring, table=state.table
+            )
+
+        return state.replace(k=write(state.k, pending.k), v=write(state.v, pending.v))
 
     def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
-        """The cache with zeros in every slot that holds no committed token."""
+        """One stretch a row, zeros in every slot that holds no committed token."""
         return KVCache(
-            k=blank_unheld(state.k, lengths), v=blank_unheld(state.v, lengths)
+            k=canonical(state.k, lengths, state.table),
+            v=canonical(state.v, lengths, state.table),
+        )
+
+    def blank(
+        self, state: KVCache, lengths: Int[Array, " B"], value: float | jax.Array
+    ) -> KVCache:
+        """The state with ``value`` in every slot that holds no committed token."""
+        return state.replace(
+            k=blank(state.k, lengths, state.table, value),
+            v=blank(state.v, lengths, state.table, value),
         )
 
     def _turned(

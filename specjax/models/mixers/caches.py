@@ -1,4 +1,8 @@
-"""Where attention keeps what the committed tokens left: contiguous, or in a ring.
+"""Where attention keeps what the committed tokens left.
+
+One stretch a row ``[B, H, T, D]``; of a sliding window a ring, as long as the window;
+or pages of a pool that all rows share (``specjax.models.pages``), where there is a
+block table.
 
 Rejected rows are never in a cache. What lies in slots that hold no committed token is
 never read.
@@ -11,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.types import Acceptance, Window
+from specjax.models.pages import Paged, gather_pages, held_in_pages, write_pages
 
 
 def cache_dtype(weight: jnp.dtype) -> jnp.dtype:
@@ -36,12 +41,44 @@ def held_positions(lengths: Int[Array, " B"], size: int) -> Int[Array, "B size"]
     return last - jnp.remainder(last - slots, size)
 
 
-def blank_unheld(
-    cache: Float[Array, "B H T D"], lengths: Int[Array, " B"]
+def empty_cache(
+    batch: int,
+    capacity: int,
+    heads: int,
+    dim: int,
+    dtype: jnp.dtype,
+    paged: Paged | None,
+) -> jax.Array:
+    """One stretch a row, or the pool's pages."""
+    if paged is None:
+        return jnp.zeros((batch, heads, capacity, dim), dtype)
+    return jnp.zeros((paged.pages, heads, paged.page_size, dim), dtype)
+
+
+def rows_of(cache: jax.Array, table: jax.Array | None) -> Float[Array, "B H T D"]:
+    """The cache as one stretch a row."""
+    return cache if table is None else gather_pages(cache, table)
+
+
+def blank(
+    cache: jax.Array,
+    lengths: Int[Array, " B"],
+    table: jax.Array | None,
+    value: float | jax.Array,
+) -> jax.Array:
+    """``value`` in every slot that holds no committed token."""
+    if table is None:
+        held = held_positions(lengths, cache.shape[2]) >= 0
+    else:
+        held = held_in_pages(table, lengths, cache.shape[0], cache.shape[2])
+    return jnp.where(held[:, None, :, None], cache, jnp.asarray(value, cache.dtype))
+
+
+def canonical(
+    cache: jax.Array, lengths: Int[Array, " B"], table: jax.Array | None
 ) -> Float[Array, "B H T D"]:
-    """Zeros in every slot that holds no committed token."""
-    held = held_positions(lengths, cache.shape[2]) >= 0
-    return jnp.where(held[:, None, :, None], cache, jnp.zeros((), cache.dtype))
+    """One stretch a row, with zeros in every slot that holds no committed token."""
+    return blank(rows_of(cache, table), lengths, None, 0.0)
 
 
 def sound_rows(rows: tuple[jax.Array, ...], window: Window) -> tuple[jax.Array, ...]:
@@ -67,21 +104,24 @@ a loop over rows. Beyond it one scatter keeps the program small."""
 
 
 def write_path(
-    cache: Float[Array, "B H T D"],
+    cache: Float[Array, "B_or_pages H T_or_size D"],
     rows: Float[Array, "B W H D"],
     acceptance: Acceptance,
     lengths: Int[Array, " B"],
     *,
     in_ring: bool = False,
-) -> Float[Array, "B H T D"]:
+    table: Int[Array, "B blocks"] | None = None,
+) -> Float[Array, "B_or_pages H T_or_size D"]:
     """Write the path's rows into the slots from ``lengths`` on, and nothing else.
 
     A ring (``in_ring``) goes on at its beginning, and of a path that is longer keeps
-    the end.
+    the end. With a block ``table`` the slots are those of the row's pages.
     """
     picked = jnp.take_along_axis(
         rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
     ).astype(cache.dtype)
+    if table is not None:
+        return write_pages(cache, picked, acceptance.taken, lengths, table)
     if in_ring:
         return _write_ring(cache, picked, acceptance.num_tokens, lengths)
     if cache.shape[0] <= MOST_SLICED_ROWS:
@@ -135,9 +175,7 @@ def _write_ring(
     entry = jnp.arange(picked.shape[1], dtype=jnp.int32)
     # of two entries for one slot the later one counts, and only it may be written
     taken = (entry < num[:, None]) & (entry >= num[:, None] - size)
-    return _scatter(
-        cache, picked, jnp.remainder(lengths[:, None] + entry, size), taken
-    )
+    return _scatter(cache, picked, jnp.remainder(lengths[:, None] + entry, size), taken)
 
 
 def _scatter(

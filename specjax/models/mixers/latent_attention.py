@@ -20,13 +20,17 @@ from specjax.models.config import LatentAttentionConfig
 from specjax.models.linear import Linear, accumulator
 from specjax.models.mixers.base import Aids, Chosen
 from specjax.models.mixers.caches import (
-    blank_unheld,
+    blank,
     cache_dtype,
+    canonical,
+    empty_cache,
+    rows_of,
     sound_rows,
     write_path,
 )
 from specjax.models.mixers.indexer import Indexer
 from specjax.models.norms import RMSNorm
+from specjax.models.pages import Paged
 from specjax.models.rope import rotate
 
 
@@ -35,6 +39,7 @@ class LatentCache(struct.PyTreeNode):
 
     rows: jax.Array  # [B, 1, T, latent + rotary]
     index_keys: jax.Array | None  # [B, 1, T, Di]; None without an indexer
+    table: jax.Array | None = None  # [B, blocks]: lent to paged caches, see Decoder
 
     axes = (BATCH, KV_HEADS, TIME, HEAD_DIM)
 
@@ -70,13 +75,17 @@ class LatentAttention(struct.PyTreeNode):
     out: Linear
     indexer: Indexer | None = None
 
-    def init_state(self, batch: int, capacity: int) -> LatentCache:
+    pageable = True
+
+    def init_state(
+        self, batch: int, capacity: int, paged: Paged | None = None
+    ) -> LatentCache:
         """An empty cache."""
         config = self.config
         dtype = cache_dtype(self.latent.weight.dtype)
 
         def empty(dim: int) -> jax.Array:
-            return jnp.zeros((batch, 1, capacity, dim), dtype)
+            return empty_cache(batch, capacity, 1, dim, dtype, paged)
 
         return LatentCache(
             rows=empty(config.latent_dim + config.rotary_dim),
@@ -98,7 +107,7 @@ class LatentAttention(struct.PyTreeNode):
             x,
             self._query_input(x),
             self._index_keys(x, window, aids).astype(state.index_keys.dtype),
-            state.index_keys,
+            rows_of(state.index_keys, state.table),
             window,
             lengths,
             aids.rotary,
@@ -126,12 +135,13 @@ class LatentAttention(struct.PyTreeNode):
             chosen = (aids.chosen.committed, aids.chosen.window)
         # the last dimensions of the "value" are the rotary key, and are dropped: to cut
         # them off the cache would copy it
+        cache = rows_of(state.rows, state.table)
         read = window_attention(
             self._queries(x, aids),
             row,
             row,
-            state.rows,
-            state.rows,
+            cache,
+            cache,
             lengths,
             window.ancestors,
             scale=config.scale,
@@ -152,15 +162,33 @@ class LatentAttention(struct.PyTreeNode):
         lengths: Int[Array, " B"],
     ) -> LatentCache:
         """Write the path's rows behind the committed ones."""
-        return jax.tree.map(
-            lambda cache, rows: write_path(cache, rows, acceptance, lengths),
-            state,
-            LatentCache(rows=pending.rows, index_keys=pending.index_keys),
+
+        def write(cache: jax.Array | None, rows: jax.Array | None):
+            if cache is None or rows is None:
+                return None
+            return write_path(cache, rows, acceptance, lengths, table=state.table)
+
+        return state.replace(
+            rows=write(state.rows, pending.rows),
+            index_keys=write(state.index_keys, pending.index_keys),
         )
 
     def canonical(self, state: LatentCache, lengths: Int[Array, " B"]) -> LatentCache:
-        """The cache with zeros in every slot that holds no committed token."""
-        return jax.tree.map(lambda cache: blank_unheld(cache, lengths), state)
+        """One stretch a row, zeros in every slot that holds no committed token."""
+        return jax.tree.map(
+            lambda cache: canonical(cache, lengths, state.table),
+            state.replace(table=None),
+        )
+
+    def blank(
+        self, state: LatentCache, lengths: Int[Array, " B"], value: float | jax.Array
+    ) -> LatentCache:
+        """The state with ``value`` in every slot that holds no committed token."""
+        filled = jax.tree.map(
+            lambda cache: blank(cache, lengths, state.table, value),
+            state.replace(table=None),
+        )
+        return filled.replace(table=state.table)
 
     @property
     def _index_dim(self) -> int:

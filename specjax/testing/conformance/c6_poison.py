@@ -59,7 +59,7 @@ def a_nan_row_flags_itself(case: Case) -> str:
     for row in range(case.batch):
         if case.trace.snapshots[min(at, len(case.trace.rounds))].done[row]:
             continue
-        other = record(case.engine(), case.requests, _poison_row(row, at))
+        other = record(case.engine(), case.requests, _poison_row(case.target, row, at))
         if other.reason(row) is not FinishReason.NAN:
             raise AssertionError(
                 f"C6: row {row}: its state is NaN from round {at + 1} on, but it ends "
@@ -105,7 +105,20 @@ def _filler(case: Case, value: float) -> tuple[Touch, list[int]]:
 
 @jax.jit
 def fill_unused(target: Any, state: Any, value: jax.Array | float) -> Any:
-    """The state with ``value`` wherever the canonical form has no room for it."""
+    """The state with ``value`` wherever it holds nothing that was committed.
+
+    A target may say where that is (``blank``); else it is where the canonical form,
+    which then has the state's own structure, has zeros.
+    """
+    if hasattr(target, "blank"):
+        filled = target.blank(state, value)
+        marked = target.blank(jax.tree.map(_zeros, state), 1.0)
+        counts = [
+            jnp.sum(x != 0, dtype=jnp.int32)
+            for x in jax.tree.leaves(marked)
+            if _floats(x)
+        ]
+        return filled, sum(counts, jnp.int32(0))
     ones = jax.tree.map(lambda x: jnp.ones_like(x) if _floats(x) else x, state)
     shown = target.canonical(ones)
 
@@ -120,7 +133,11 @@ def fill_unused(target: Any, state: Any, value: jax.Array | float) -> Any:
     return jax.tree.map(fill, state, shown), sum(counts, jnp.int32(0))
 
 
-def _poison_row(row: int, after: int) -> Touch:
+def _zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x) if _floats(x) else x
+
+
+def _poison_row(target: Any, row: int, after: int) -> Touch:
     """NaN in all that the target holds for a row, once, after some rounds."""
     rounds = 0
 
@@ -129,12 +146,18 @@ def _poison_row(row: int, after: int) -> Touch:
         rounds += 1
         if rounds != after + 1:
             return state
-        poisoned = jax.tree.map(
-            lambda x: x.at[row].set(jnp.nan) if _floats(x) else x, state.target
-        )
-        return state.replace(target=poisoned)
+        return state.replace(target=spoil(target, state.target, row))
 
     return touch
+
+
+def spoil(target: Any, state: Any, row: int) -> Any:
+    """The state with NaN in all that it holds for a row: the target's word for it, or
+    else row ``row`` of every array.
+    """
+    if hasattr(target, "spoil"):
+        return target.spoil(state, row)
+    return jax.tree.map(lambda x: x.at[row].set(jnp.nan) if _floats(x) else x, state)
 
 
 def _floats(x: jax.Array) -> bool:
