@@ -170,11 +170,12 @@ class Builder:
         set. ``gate`` is ``None`` for plain experts.
         """
         inner = config.latent_dim or hidden
+        _check_names(config, {"gate": gate, "up": up, "down": down})
 
         def wide() -> Iterator[np.ndarray]:
             for names in zip(*([up] if gate is None else [gate, up]), strict=True):
                 parts = [self.read(f"{n}.weight", config.size, inner) for n in names]
-                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                yield np.concatenate(parts)
 
         narrow = (self.read(f"{name}.weight", inner, config.size) for name in down)
         return self.experts(config, hidden, wide(), narrow)
@@ -266,7 +267,9 @@ class Builder:
         scale = np.empty(shape[:2], np.float32)
         for place, layer in zip(range(shape[0]), layers, strict=True):
             if layer.shape != shape[1:]:
-                raise ValueError(f"expert {place}: {layer.shape}, not {shape[1:]}")
+                raise ValueError(
+                    f"expert {place}: a weight of {layer.shape}, not {shape[1:]}"
+                )
             if self._weights is WeightType.INT8:
                 typed = self._typed(Linear(weight=jnp.asarray(layer)))
                 weight[place], scale[place] = typed.weight, typed.scale
@@ -295,3 +298,14 @@ def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype) -> np.ndarray:
     raw = np.empty(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _check_names(config: MoEConfig, parts: dict[str, Sequence[str] | None]) -> None:
+    if (parts["gate"] is None) != (config.kind == "plain"):
+        has = "no gate" if config.kind == "plain" else "a gate"
+        raise ValueError(f"{config.kind} experts have {has}")
+    for part, names in parts.items():
+        if names is not None and len(names) != config.num_experts:
+            raise ValueError(
+                f"{config.num_experts} experts, and {len(names)} names of {part}"
+            )

@@ -6,6 +6,8 @@ two layouts that decide whether XLA's CPU backend takes its fast path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,20 +56,87 @@ class StackedLinear(struct.PyTreeNode):
     axes: Axes = struct.field(pytree_node=False, default=(EXPERT, "out", "in"))
     """Logical names of the weight's three axes."""
 
+    @property
+    def result_dtype(self) -> jnp.dtype:
+        """The dtype of products: float32, or float64 for float64 weights."""
+        quantised = self.scale is not None
+        return jnp.dtype(jnp.float32) if quantised else accumulator(self.weight.dtype)
+
     def at(self, expert: Int[Array, ""]) -> Linear:
         """The layer of one expert; a number out of range is brought into it."""
 
-        def take(stack: jax.Array | None) -> jax.Array | None:
-            if stack is None:
-                return None
+        def take(stack: jax.Array) -> jax.Array:
             return jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)
 
         return Linear(
-            weight=jax.lax.dynamic_index_in_dim(self.weight, expert, keepdims=False),
-            scale=take(self.scale),
-            bias=take(self.bias),
+            weight=take(self.weight),
+            scale=None if self.scale is None else take(self.scale),
+            bias=None if self.bias is None else take(self.bias),
             axes=self.axes[1:],
         )
+
+    def each(
+        self, x: Float[Array, "S in"], experts: Int[Array, " S"]
+    ) -> Float[Array, "S out"]:
+        """Every row by a copy of its expert's weights."""
+        weight = self.weight.at[experts].get(mode="clip")
+
+        def product(rows: jax.Array) -> jax.Array:
+            return jax.lax.dot_general(
+                rows,
+                weight,
+                (((1,), (2,)), ((0,), (0,))),
+                preferred_element_type=accumulator(weight.dtype),
+            )
+
+        return self._finish(x, experts, product)
+
+    def grouped(
+        self, x: Float[Array, "S in"], experts: Int[Array, " S"]
+    ) -> Float[Array, "S out"]:
+        """Every row by its expert's weights, the rows being sorted by expert.
+
+        Rows of expert ``E``, which does not exist, stand last and give rubbish.
+        """
+        count = self.weight.shape[0]
+        sizes = jnp.zeros((count,), jnp.int32).at[experts].add(1, mode="drop")
+
+        def product(rows: jax.Array) -> jax.Array:
+            return jax.lax.ragged_dot_general(
+                rows,
+                self.weight,
+                sizes,
+                _BY_GROUP,
+                preferred_element_type=accumulator(self.weight.dtype),
+            )
+
+        return self._finish(x, experts, product)
+
+    def _finish(
+        self,
+        x: Float[Array, "S in"],
+        experts: Int[Array, " S"],
+        product: Callable[[jax.Array], jax.Array],
+    ) -> Float[Array, "S out"]:
+        """What ``Linear`` does around its product."""
+
+        def own(stack: jax.Array) -> jax.Array:
+            return stack.at[experts].get(mode="clip")
+
+        if self.scale is None:
+            y = product(x.astype(self.weight.dtype))
+        else:
+            codes, row_scale = quantize_rows(x.astype(jnp.float32))
+            y = product(codes).astype(jnp.float32) * row_scale[:, None]
+            y = y * own(self.scale)
+        return y if self.bias is None else y + own(self.bias).astype(y.dtype)
+
+
+_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (2,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[0],
+)
 
 
 def accumulator(dtype: jnp.dtype) -> jnp.dtype:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specjax.models.linear import (
     Linear,
+    StackedLinear,
     accumulator,
     fewest_rows,
     quantize_linear,
@@ -128,3 +129,62 @@ def test_an_int8_product_of_a_nan_row_is_nan_there_and_only_there():
 def test_rows_wanted_by_the_fast_products():
     wanted = {"float32": 1, "bfloat16": 3, "int8": 2, "float64": 1}
     assert {name: fewest_rows(jnp.dtype(name)) for name in wanted} == wanted
+
+
+def stack_of(dtype, *, bias):
+    """Three experts, and their layers one by one."""
+    draw = np.random.default_rng(1)
+    layers = []
+    for _ in range(3):
+        offset = jnp.asarray(draw.normal(size=OUT), jnp.float32) if bias else None
+        weight = jnp.asarray(draw.normal(size=(OUT, IN)), jnp.float32)
+        layer = Linear(weight=weight, bias=offset, axes=("o", "i"))
+        typed = layer.replace(weight=weight.astype(dtype))
+        layers.append(quantize_linear(layer) if dtype == jnp.int8 else typed)
+    leaves = jax.tree.map(lambda *parts: jnp.stack(parts), *layers)
+    axes = ("expert", "o", "i")
+    return StackedLinear(leaves.weight, leaves.scale, leaves.bias, axes=axes), layers
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_a_stack_is_its_layers_one_by_one(dtype, bias):
+    stack, layers = stack_of(dtype, bias=bias)
+    assert stack.result_dtype == jnp.float32
+    experts = np.array([0, 0, 2, 2, 2, 2], np.int32)
+    x = jnp.asarray(X.reshape(-1, IN))
+    each = jax.jit(StackedLinear.each)(stack, x, jnp.asarray(experts))
+    grouped = jax.jit(StackedLinear.grouped)(stack, x, jnp.asarray(experts))
+    assert each.dtype == grouped.dtype == jnp.float32
+    for expert, layer in enumerate(layers):
+        alone = jax.jit(lambda s, e: s.at(e))(stack, jnp.int32(expert))
+        assert alone.axes == ("o", "i")
+        jax.tree.map(np.testing.assert_array_equal, alone, layer)
+        own = experts == expert
+        wanted = np.asarray(apply(layer, x))[own]
+        np.testing.assert_allclose(each[own], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(grouped[own], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_out_of_range_are_brought_into_it_or_left_out():
+    stack, layers = stack_of(jnp.float32, bias=False)
+    x = jnp.asarray(X.reshape(-1, IN))
+    beyond = jnp.asarray([0, 1, 2, 3, 3, 3], jnp.int32)
+    for product in (StackedLinear.each, StackedLinear.grouped):
+        y = np.asarray(jax.jit(product)(stack, x, beyond))
+        for row, layer in enumerate(layers):
+            np.testing.assert_allclose(y[row], apply(layer, x)[row], rtol=1e-5)
+    np.testing.assert_array_equal(stack.at(jnp.int32(7)).weight, layers[2].weight)
+
+
+def test_a_stack_of_float64_multiplies_in_float64():
+    with jax.enable_x64(True):
+        stack = StackedLinear(weight=jnp.asarray(WEIGHT[None], jnp.float64))
+        assert stack.result_dtype == jnp.float64
+        x = jnp.asarray(X.reshape(-1, IN), jnp.float64)
+        zeros = jnp.zeros((6,), jnp.int32)
+        for product in (stack.each, stack.grouped):
+            y = product(x, zeros)
+            assert y.dtype == jnp.float64
+            wanted = x @ WEIGHT.astype(np.float64).T
+            np.testing.assert_allclose(y, wanted, rtol=1e-13, atol=1e-13)

@@ -6,12 +6,16 @@ padding.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from specjax.models.config import MoEConfig
+from specjax.models.feedforward import dispatch
 from specjax.models.feedforward.activations import relu2
 from specjax.models.feedforward.router import Routes
 from specjax.models.linear import StackedLinear
@@ -33,19 +37,35 @@ class Experts(struct.PyTreeNode):
         routes: Routes,
         valid: Bool[Array, " R"] | None = None,
     ) -> Float[Array, "R in"]:
-        """The weighted sum of what a row's experts make of it."""
-        rows, top_k = routes.experts.shape
-        y = jax.lax.map(
-            lambda slot: self.one(slot[0], slot[1][None])[0],
-            (routes.experts.reshape(-1), jnp.repeat(x, top_k, axis=0)),
-        ).reshape(rows, top_k, -1)
-        return jnp.sum(y * routes.weights[:, :, None].astype(y.dtype), axis=1)
+        """The weighted sum of what a row's experts make of it.
 
-    def one(
-        self, expert: Int[Array, ""], x: Float[Array, "M in"]
-    ) -> Float[Array, "M in"]:
-        """What one expert makes of some rows."""
-        return self.down.at(expert)(activation(self.config, self.up.at(expert)(x)))
+        Rows that are not ``valid`` are nobody's, and give zero.
+        """
+        if valid is None:
+            valid = jnp.ones(x.shape[:1], bool)
+        between = functools.partial(activation, self.config)
+        y = jax.lax.platform_dependent(
+            self.up,
+            self.down,
+            x,
+            routes.experts,
+            valid,
+            cpu=functools.partial(dispatch.by_tiles, between),
+            default=functools.partial(self._on_accelerators(len(x)), between),
+        )
+        weights = jnp.where(valid[:, None], routes.weights, 0.0).astype(y.dtype)
+        return jnp.sum(y * weights[:, :, None], axis=1)
+
+    def _on_accelerators(self, rows: int) -> Callable[..., jax.Array]:
+        """By counting bytes: a gather reads, writes and reads what it copies.
+
+        On CPU neither is of use. With E = 64, top 8, D = 2048 and size 768, one row
+        took 15 ms by tiles in bfloat16, 370 ms by gather, and 2600 ms by groups, which
+        XLA makes a product of every row by every expert there (float32: 30, 400 and
+        7700 ms).
+        """
+        few = 3 * rows * self.config.router.top_k <= self.config.num_experts
+        return dispatch.by_gather if few else dispatch.by_groups
 
 
 def activation(
