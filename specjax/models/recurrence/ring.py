@@ -36,12 +36,17 @@ class Ring:
     written once every ``slots`` tokens or so, when the next path finds no room.
 
     After the ReplaySSM of the field's engines. What is recorded is the update *after*
-    the delta, so that neither reading nor folding solves anything. A path that may be
+    the delta, so that neither reading nor folding solves anything. A path that is
     longer than the ring (prefill) is folded at once and goes by no record.
+
+    With heads of 128 by 128 in float32 and one decay a head, a record is 1028 bytes a
+    head where every head has a key of its own. A window of eight drafts and the anchor
+    then takes 15.1 KiB with six slots, and with sixteen slots in bfloat16 12.6 KiB,
+    where snapshots take 576 KiB.
     """
 
     slots: int = 16
-    """At least the longest path of a window with drafts, or every commit folds."""
+    """Longer paths are not recorded: with few slots, full accepts write the matrix."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of recorded keys and updates; ``None``: the state's. Decays keep the state's.
     A key is rounded before the window is computed and an update after it, and what is
@@ -95,23 +100,24 @@ class Ring:
     def commit(
         self, state: RingState, pending: Records, acceptance: Acceptance
     ) -> RingState:
-        """Append the path's records; make room first where there is not enough."""
+        """Append the path's records; fold first where there is not enough room."""
         path, num = acceptance.path, acceptance.num_tokens
-        if path.shape[1] > self.slots:
-            folded = delta_commit(
-                _folded(state, num > 0), _widen(pending, state), path, num
-            )
-            return state.replace(
-                matrix=folded, count=jnp.where(num > 0, 0, state.count)
-            )
         full = state.count + num > self.slots
+        too_long = num > self.slots
+
+        def make_room() -> jax.Array:
+            matrix = _folded(state, full)
+            if path.shape[1] <= self.slots:
+                return matrix
+            rows = _widen(pending, state)
+            return delta_commit(matrix, rows, path, jnp.where(too_long, num, 0))
+
         # which rows are folded depends on themselves; whether anything is, on all
-        matrix = jax.lax.cond(
-            jnp.any(full), lambda: _folded(state, full), lambda: state.matrix
-        )
+        matrix = jax.lax.cond(jnp.any(full), make_room, lambda: state.matrix)
         start = jnp.where(full, 0, state.count)
-        records = _append(state.records, take_rows(pending, path, num), start, num)
-        return RingState(matrix=matrix, records=records, count=start + num)
+        added = jnp.where(too_long, 0, num)
+        records = _append(state.records, take_rows(pending, path, added), start, added)
+        return RingState(matrix=matrix, records=records, count=start + added)
 
     def canonical(self, state: RingState) -> Float[Array, "B H dk dv"]:
         """The checkpoint with all records folded in."""

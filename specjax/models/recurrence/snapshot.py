@@ -57,26 +57,29 @@ class Snapshot:
         """The recurrence itself, row by row."""
         if q.shape[1] > self.rows:
             return Replay().read(state, q, k, v, log_decay, beta, ancestors)
+        width = q.shape[1]
         parents = parent_rows(ancestors)
         inputs = (q, k, v, log_decay, beta)
 
         def advance(
-            row: jax.Array, done: tuple[jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
-            mine = jax.tree.map(
-                lambda x: jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False),
-                (*inputs, parents),
+            row: jax.Array, done: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            out, states, above = done
+            mine = jax.tree.map(lambda x: _row(x, row), inputs)
+            o, after = delta_step(*mine, above)
+            out = jax.lax.dynamic_update_slice_in_dim(out, o[:, None], row, axis=1)
+            states = jax.lax.dynamic_update_slice_in_dim(
+                states, after[:, None], row, axis=1
             )
-            out, states = done
-            parent = mine[-1]
+            # picked behind the write: in front of it, XLA was seen to copy all states
+            parent = _row(parents, jnp.minimum(row + 1, width - 1))
             above = _pick(states, jnp.maximum(parent, 0))
             above = jnp.where((parent < 0)[:, None, None, None], state, above)
-            o, after = delta_step(*mine[:-1], above)
-            return out.at[:, row].set(o), states.at[:, row].set(after)
+            return out, states, above
 
-        states = jnp.zeros((*q.shape[:2], *state.shape[1:]), state.dtype)
-        out, states = jax.lax.fori_loop(
-            jnp.int32(0), jnp.int32(q.shape[1]), advance, (jnp.zeros_like(v), states)
+        states = jnp.zeros((q.shape[0], width, *state.shape[1:]), state.dtype)
+        out, states, _ = jax.lax.fori_loop(
+            jnp.int32(0), jnp.int32(width), advance, (jnp.zeros_like(v), states, state)
         )
         return out, RowStates(states)
 
@@ -107,6 +110,10 @@ class Snapshot:
         if window > self.rows:
             return Replay().scratch_bytes(shape, window, dtype)
         return window * shape.matrix * jnp.dtype(dtype).itemsize
+
+
+def _row(x: jax.Array, row: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)
 
 
 def _pick(
