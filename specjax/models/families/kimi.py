@@ -132,7 +132,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
     for i, block in enumerate(config.blocks):
         name = f"model.layers.{i}"
         if isinstance(block.mixer, GatedDeltaConfig):
-            mixer = _kda(f"{name}.self_attn", hidden, block.mixer, make)
+            mixer = kimi_delta(f"{name}.self_attn", hidden, block.mixer, make)
         else:
             assert isinstance(block.mixer, LatentAttentionConfig)
             mixer = latent_attention(
@@ -151,7 +151,10 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
     return assemble(config, tuple(blocks), make)
 
 
-def _kda(name: str, hidden: int, config: GatedDeltaConfig, make: Builder) -> GatedDelta:
+def kimi_delta(
+    name: str, hidden: int, config: GatedDeltaConfig, make: Builder
+) -> GatedDelta:
+    """Kimi delta attention: its three projections, and its three convolutions, as one."""
     heads, size = config.num_value_heads, config.value_dim
     values = heads * size
 

@@ -128,7 +128,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
     for i, block in enumerate(config.blocks):
         name = f"model.layers.{i}"
         if isinstance(block.mixer, ShortConvConfig):
-            mixer = _convolution(f"{name}.conv", block.mixer, make)
+            mixer = short_convolution(f"{name}.conv", block.mixer, make)
         else:
             mixer = attention(
                 f"{name}.self_attn",
@@ -158,7 +158,8 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
     return assemble(config, tuple(blocks), make, norm="embedding_norm")
 
 
-def _convolution(name: str, config: ShortConvConfig, make: Builder) -> ShortConv:
+def short_convolution(name: str, config: ShortConvConfig, make: Builder) -> ShortConv:
+    """A gated short convolution."""
     size, bias = config.channels, config.bias
     return ShortConv(
         config=config,

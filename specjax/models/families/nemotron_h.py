@@ -167,7 +167,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
         part = f"{name}.mixer"
         match block.mixer:
             case Mamba2Config():
-                body = Sublayer(norm, _mamba2(part, hidden, block.mixer, make))
+                body = Sublayer(norm, mamba2(part, hidden, block.mixer, make))
                 blocks.append(Block(mixer=body, feedforward=None))
             case AttentionConfig():
                 body = Sublayer(norm, attention(part, hidden, block.mixer, make))
@@ -186,7 +186,8 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
     )
 
 
-def _mamba2(name: str, hidden: int, config: Mamba2Config, make: Builder) -> Mamba2:
+def mamba2(name: str, hidden: int, config: Mamba2Config, make: Builder) -> Mamba2:
+    """A Mamba2 layer, its one input projection split in three."""
     heads, values, channels = config.num_heads, config.values, config.channels
     width = values + channels + heads
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 
@@ -14,6 +15,8 @@ from specjax.drafters.draft_tree import DraftTree, Siblings
 from specjax.drafters.drawing import Pick
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
+from specjax.models.pages import Paged
+from specjax.models.recurrence import Replay, Ring, Snapshot
 from specjax.testing.conformance.case import Case
 from specjax.testing.conformance.suite import uneven_requests
 from specjax.testing.forced import (
@@ -23,6 +26,7 @@ from specjax.testing.forced import (
     plant,
     trees_of,
 )
+from specjax.testing.toy_mixers import toy_attentions, toy_recurrent
 from specjax.testing.toys import Toy, toy_hybrid, toy_llama
 
 ROUNDS = 40
@@ -69,6 +73,24 @@ SOME_CELLS = tuple(
 """Few programs: a chain is planted in the arrays of a tree."""
 MORE_RUNS_CELLS = tuple(Cell(target, "trees", "coupled") for target in TARGETS)
 """For the checks that make many runs."""
+MIXER_TARGETS = (
+    "attentions",
+    "attentions-paged",
+    "recurrent-replay",
+    "recurrent-snapshot",
+    "recurrent-ring",
+    "recurrent-ring-bfloat16",
+)
+"""Decoders with every mixer, with one stretch of cache a row and with pages, and with
+every rollback strategy."""
+MIXER_CELLS = tuple(Cell(target, "trees", "coupled") for target in MIXER_TARGETS)
+EVERY_MIXER_CELL = tuple(
+    Cell(target, drafter, rule, batch, k)
+    for target, drafter, rule, batch, k in product(
+        MIXER_TARGETS, ("null", "chains", "trees"), RULES, (1, 3), (1, 4, 8)
+    )
+    if drafter != "null" or k == 1
+)
 LAW_CELLS = tuple(
     Cell("hybrid", drafter, rule, k=4)
     for drafter, rule in (
@@ -91,7 +113,23 @@ have plain decoding's tokens as well."""
 @cache
 def toy(target: str) -> Toy:
     """The toy target of this name, made once."""
-    return {"llama": toy_llama, "hybrid": toy_hybrid}[target]()
+    return TOYS[target]()
+
+
+def _paged(toy: Toy) -> Toy:
+    return dataclasses.replace(toy, decoder=toy.decoder.replace(paged=Paged(96, 16)))
+
+
+TOYS: dict[str, Callable[[], Toy]] = {
+    "llama": toy_llama,
+    "hybrid": toy_hybrid,
+    "attentions": toy_attentions,
+    "attentions-paged": lambda: _paged(toy_attentions()),
+    "recurrent-replay": lambda: toy_recurrent(Replay()),
+    "recurrent-snapshot": lambda: toy_recurrent(Snapshot()),
+    "recurrent-ring": lambda: toy_recurrent(Ring(slots=12)),
+    "recurrent-ring-bfloat16": lambda: toy_recurrent(Ring(slots=16, dtype="bfloat16")),
+}
 
 
 @cache
@@ -106,7 +144,7 @@ def case_of(cell: Cell) -> Case:
             sampled=cell.rule == "coupled" or cell.sampled,
             batch=cell.batch,
         ),
-        "toy": target,
+        "toy": target if cell.target in TARGETS else None,
     }
     if cell.drafter in ("chains", "trees"):
         width = cell.k + 1
