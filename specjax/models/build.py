@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -277,7 +278,8 @@ class Builder:
                 weight[place] = layer
         int8 = self._weights is WeightType.INT8
         return StackedLinear(
-            weight=jnp.asarray(weight),
+            # (``jnp.asarray`` would copy)
+            weight=jax.device_put(weight, may_alias=True),
             scale=jnp.asarray(scale) if int8 else None,
             bias=None if bias is None else jnp.asarray(bias, self._weights.vector),
             axes=axes,
