@@ -16,12 +16,21 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.acceptance.residual import law_of_children, mass_of, normalised, without
+from specjax.acceptance.residual import law_of_children, normalised, without
 from specjax.acceptance.walk import NO_CHILD, along, at_row, next_child
 from specjax.decoding.draws import Draws
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.types import Acceptance, Proposal, Window
+
+
+class Level(NamedTuple):
+    """What is known at a row of the path; in a stack ``[B, P, ...]``, by depth."""
+
+    alpha: Float[Array, "B *P"]  # probability of accepting the path to here
+    p: Float[Array, "B *P V"]  # what is left of the target's law
+    q: Float[Array, "B *P V"] | None  # what is left of the law of the children, if it
+    # changes: with independent siblings it is the proposal's
 
 
 class Place(NamedTuple):
@@ -30,10 +39,7 @@ class Place(NamedTuple):
     depth: Int[Array, " B"]
     rows: Int[Array, "B P"]  # the path to here
     tested: Int[Array, "B P"]  # the last child gone into
-    alpha: Float[Array, "B P"]  # probability of accepting the path to here
-    p: Float[Array, "B P V"]  # what is left of the target's law
-    q: Float[Array, "B P V"] | None  # what is left of the law of the children, if it
-    # changes: with independent siblings it is the proposal's
+    levels: Level
     accepted: Bool[Array, " B"]
 
 
@@ -83,29 +89,37 @@ class Traversal(struct.PyTreeNode):
             child = next_child(proposal, window, here, after)
             down = open_rows(place) & (child != NO_CHILD) & (place.depth < max_depth)
             leaf = open_rows(place) & ~down
-            alpha = at_row(place.alpha, place.depth)
+            alpha = at_row(place.levels.alpha, place.depth)
             # a leaf is tested once, by the row it is; the anchor cannot be refused
             asked = leaf & (place.depth > 0)
             keeps = draws.accepts(alpha, jnp.ones_like(alpha), here, asked)
             kept = leaf & jnp.where(asked, keeps, True)
             back = leaf & ~kept
-            place = place._replace(accepted=place.accepted | kept)
-            # each is work over the vocabulary, and seldom are both needed
-            place = jax.lax.cond(
-                jnp.any(back),
-                lambda p: _go_back(proposal, window, p, back),
-                _stay,
-                place,
+            tested = _put(place.tested, place.depth, down, child)
+            entered, possible = _alpha_of(proposal, window, place, child)
+            down = down & possible
+            depth = place.depth + jnp.where(down, 1, jnp.where(back, -1, 0))
+            left, below = _levels(
+                proposal, window, laws, place, child, entered, back=back, down=down
             )
-            return jax.lax.cond(
-                jnp.any(down),
-                lambda p: _go_down(proposal, window, laws, p, child, down),
-                _stay,
-                place,
+            return Place(
+                depth=depth,
+                rows=_put(place.rows, depth, down, child),
+                tested=_put(tested, depth, down, child),
+                # one write into each stack, or the loop would copy it
+                levels=jax.tree.map(
+                    lambda stack, up, on: _put(
+                        stack, depth, back | down, _choose(back, up, on)
+                    ),
+                    place.levels,
+                    left,
+                    below,
+                ),
+                accepted=place.accepted | kept,
             )
 
         place = jax.lax.while_loop(lambda place: jnp.any(open_rows(place)), step, place)
-        token = draws.token(at_row(place.p, place.depth))
+        token = draws.token(at_row(place.levels.p, place.depth))
         num = jnp.where(running, place.depth + 1, 0)
         return along(window, place.rows, num, token)
 
@@ -130,84 +144,87 @@ def _start(
         depth=anchor,
         rows=stack,
         tested=stack,
-        alpha=jnp.ones((batch, slots), p.dtype),
-        p=empty.at[:, 0].set(p),
-        q=None if replaced else empty.at[:, 0].set(q),
+        levels=Level(
+            alpha=jnp.ones((batch, slots), p.dtype),
+            p=empty.at[:, 0].set(p),
+            q=None if replaced else empty.at[:, 0].set(q),
+        ),
         accepted=~running,
     )
 
 
-def _stay(place: Place) -> Place:
-    return place
+def _alpha_of(
+    proposal: Proposal, window: Window, place: Place, child: Int[Array, " B"]
+) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
+    """The probability of accepting the path on to the child, and whether its law can
+    have drawn it: one that it cannot is passed over.
+    """
+    at = jnp.arange(child.shape[0], dtype=jnp.int32)
+    token = at_row(window.tokens, child)
+    levels, depth = place.levels, place.depth
+    here = levels.p[at, depth, token]
+    if levels.q is not None:
+        mass = levels.q[at, depth, token]
+    elif proposal.log_q is not None:
+        row = at_row(place.rows, depth)
+        mass = jnp.exp(proposal.log_q[at, row, token].astype(here.dtype))
+    else:
+        mass = jnp.zeros_like(here)
+    possible = mass > 0
+    ratio = here / jnp.where(possible, mass, 1)
+    return jnp.minimum(1, at_row(levels.alpha, depth) * ratio), possible
 
 
-def _q_at(
-    proposal: Proposal, place: Place, depth: Int[Array, " B"], p: Float[Array, "B V"]
-) -> Float[Array, "B V"]:
-    """The law of the untested children of the path's row at this depth."""
-    if place.q is not None:
-        return at_row(place.q, depth)
-    return _law_of_children(proposal, at_row(place.rows, depth), p)
+def _levels(
+    proposal: Proposal,
+    window: Window,
+    laws: Laws,
+    place: Place,
+    child: Int[Array, " B"],
+    alpha: Float[Array, " B"],
+    *,
+    back: Bool[Array, " B"],
+    down: Bool[Array, " B"],
+) -> tuple[Level, Level]:
+    """What is left at the parents of the rows that go back, and what stands at the
+    children of those that go down: work over the vocabulary, and seldom both.
+    """
+
+    def left() -> Level:
+        return _cut_off(proposal, window, place)
+
+    def below() -> Level:
+        p = laws.probs_at(jnp.maximum(child, 0))
+        q = None if place.levels.q is None else _law_of_children(proposal, child, p)
+        return Level(alpha, p, q)
+
+    def nothing() -> Level:
+        return jax.tree.map(lambda stack: jnp.zeros_like(stack[:, 0]), place.levels)
+
+    return (
+        jax.lax.cond(jnp.any(back), left, nothing),
+        jax.lax.cond(jnp.any(down), below, nothing),
+    )
 
 
-def _go_back(
-    proposal: Proposal, window: Window, place: Place, back: Bool[Array, " B"]
-) -> Place:
-    """Cut the leaf off, and put what is left at its parent."""
+def _cut_off(proposal: Proposal, window: Window, place: Place) -> Level:
+    """The parent's level, once the leaf is cut off."""
     depth = jnp.maximum(place.depth - 1, 0)
     token = at_row(window.tokens, at_row(place.rows, place.depth))
-    p = at_row(place.p, depth)
-    q = _q_at(proposal, place, depth, p)
-    alpha = at_row(place.alpha, depth)
+    alpha, p, q = jax.tree.map(lambda stack: at_row(stack, depth), place.levels)
+    if q is None:
+        q = _law_of_children(proposal, at_row(place.rows, depth), p)
     left = jnp.maximum(alpha[:, None] * p - q, 0)
     mass = left.sum(axis=-1)
     room = mass + 1 - alpha
     # no room: alpha is 1 and nothing is left, so p and q are equal up to rounding
     # (not "room > 0": a NaN must not count as certainty)
     certain = room <= 0
-    new_alpha = jnp.where(certain, 1, mass / jnp.where(certain, 1, room))
-    new_q = place.q
-    if new_q is not None:
-        used = normalised(without(q, token), otherwise=0 * q)
-        new_q = _put(new_q, depth, back, used)
-    return place._replace(
-        depth=jnp.where(back, depth, place.depth),
-        alpha=_put(place.alpha, depth, back, new_alpha),
-        p=_put(place.p, depth, back, normalised(left, otherwise=p)),
-        q=new_q,
-    )
-
-
-def _go_down(
-    proposal: Proposal,
-    window: Window,
-    laws: Laws,
-    place: Place,
-    child: Int[Array, " B"],
-    down: Bool[Array, " B"],
-) -> Place:
-    """Onto the child; one that its law cannot have drawn is passed over."""
-    token = at_row(window.tokens, child)
-    here = at_row(place.p, place.depth)
-    mass = mass_of(_q_at(proposal, place, place.depth, here), token)
-    ratio = mass_of(here, token)
-    ratio = ratio / jnp.where(mass > 0, mass, 1)
-    alpha = jnp.minimum(1, at_row(place.alpha, place.depth) * ratio)
-    tested = _put(place.tested, place.depth, down, child)
-    down = down & (mass > 0)
-    depth = jnp.where(down, place.depth + 1, place.depth)
-    child = jnp.maximum(child, 0)
-    p = laws.probs_at(child)
-    q = place.q
-    if q is not None:
-        q = _put(q, depth, down, _law_of_children(proposal, child, p))
-    return place._replace(
-        depth=depth,
-        rows=_put(place.rows, depth, down, child),
-        tested=_put(tested, depth, down, child),
-        alpha=_put(place.alpha, depth, down, alpha),
-        p=_put(place.p, depth, down, p),
-        q=q,
+    used = normalised(without(q, token), otherwise=0 * q)
+    return Level(
+        alpha=jnp.where(certain, 1, mass / jnp.where(certain, 1, room)),
+        p=normalised(left, otherwise=p),
+        q=None if place.levels.q is None else used,
     )
 
 
@@ -217,7 +234,12 @@ def _law_of_children(
     """Zero where nothing is ever drafted: a drafter of no nodes fits every rule."""
     if proposal.log_q is None:
         return jnp.zeros_like(p)
-    return law_of_children(proposal, rows, p)
+    return law_of_children(proposal, jnp.maximum(rows, 0), p)
+
+
+def _choose(first: Bool[Array, " B"], a: Array, b: Array) -> Array:
+    """Row by row, ``a`` or ``b``."""
+    return jnp.where(first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
 
 def _put(

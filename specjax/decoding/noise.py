@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from specjax.decoding.argmax import first_argmax
+from specjax.decoding.threefry import bits_of
 
 
 class Stream(enum.IntEnum):
@@ -77,7 +78,7 @@ def gumbel_of(keys: jax.Array, size: int) -> Float[Array, "B size"]:
     The form keeps the upper tail: ``v`` goes down to ``2**-33``, so a token whose
     probability is far below float32's rounding of 1 can still win an ``argmax``.
     """
-    bits = jax.vmap(lambda key: jax.random.bits(key, (size,), jnp.uint32))(keys)
+    bits = bits_of(keys, size)
     uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     # float32 rounds the largest bits to 1, where the logarithm ends
     uniform = jnp.minimum(uniform, jnp.float32(1.0 - 2.0**-24))
@@ -86,7 +87,7 @@ def gumbel_of(keys: jax.Array, size: int) -> Float[Array, "B size"]:
 
 def uniform_of(keys: jax.Array) -> Float[Array, " B"]:
     """Uniform numbers in [0, 1), multiples of ``2**-24``: never 1, and 0 at times."""
-    bits = jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)
+    bits = bits_of(keys, 1)[:, 0]
     return (bits >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
