@@ -22,6 +22,7 @@ from specjax.cli.demo import Demo
 from specjax.cli.errors import USER_ERRORS
 from specjax.cli.generate import Generate
 from specjax.cli.inspect import Inspect
+from specjax.cli.parity import Parity
 from specjax.cli.zoo import Zoo
 
 OK, FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "generate": (Generate, "Continue one prompt"),
     "bench": (Bench, "Compare drafters and k on many prompts"),
     "inspect": (Inspect, "Say what is in a checkpoint"),
+    "parity": (Parity, "Compare checkpoints with reference outputs"),
     "zoo": (Zoo, "List and fetch models by name"),
 }
 """Subcommands by name, with what the list of them says."""
@@ -39,7 +41,7 @@ DESCRIPTION = """\
 Speculative decoding in JAX: draft, verify, accept, commit.
 
 Start with `specjax demo`. Every subcommand has its own --help, with an example.
-Exit status: 0 fine, 1 tokens that should be identical are not, 2 bad input."""
+Exit status: 0 fine, 1 tokens or numbers that should be equal are not, 2 bad input."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,9 @@
 import pytest
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "bench", "inspect", "zoo"])
+@pytest.mark.parametrize(
+    "command", ["demo", "generate", "bench", "inspect", "parity", "zoo"]
+)
 def test_every_subcommand_has_an_example(run, command):
     result = run(command, "--help")
     assert result.status == 0
@@ -13,7 +15,7 @@ def test_every_subcommand_has_an_example(run, command):
 def test_the_list_of_subcommands(run):
     result = run("--help")
     assert result.status == 0
-    for name in ("demo", "generate", "bench", "inspect", "zoo"):
+    for name in ("demo", "generate", "bench", "inspect", "parity", "zoo"):
         assert f"• {name}" in result.out
     assert "Exit status" in result.out
 

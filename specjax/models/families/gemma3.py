@@ -63,7 +63,7 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
     )
     near = rope_of_layer(
         fields,
