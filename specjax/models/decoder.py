@@ -222,7 +222,7 @@ def _run_block(
         y, added = mixer.mix(normed, window, state, lengths, aids)
         x = block.mixer.add(x, y)
     if block.feedforward is not None:
-        y = block.feedforward.body(block.feedforward.norm(x))
+        y = block.feedforward.body(block.feedforward.norm(x), window.valid)
         x = block.feedforward.add(x, y)
     return x, added, aids.chosen
 

@@ -9,12 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.decoding.types import Window
 from specjax.models.config import (
+    BlockConfig,
+    DecoderConfig,
     GatedMLPConfig,
     MoEConfig,
     PlainMLPConfig,
     RouterConfig,
 )
+from specjax.models.decoder import Block, Decoder, Sublayer
 from specjax.models.feedforward import dispatch
 from specjax.models.feedforward.experts import Experts, activation
 from specjax.models.feedforward.gated_mlp import GatedMLP
@@ -22,6 +26,7 @@ from specjax.models.feedforward.moe import MoE
 from specjax.models.feedforward.plain_mlp import PlainMLP
 from specjax.models.feedforward.router import Router, Routes
 from specjax.models.linear import Linear, StackedLinear, quantize_linear
+from specjax.models.norms import RMSNorm
 from specjax.testing.conformance.hlo import rewrites
 
 D, SIZE, E, K = 12, 6, 8, 3
@@ -530,6 +535,44 @@ def naive_shared(config, tensors, row):
         hidden = np.maximum(hidden, 0) ** 2
     y = tensors["down"] @ hidden
     return y * sigmoid(tensors["shared_gate"] @ row) if config.shared_gate else y
+
+
+def test_a_decoder_routes_no_padding():
+    """Rows beyond a draft, and those that make a window wide enough for bfloat16."""
+    config, draw = KINDS["gated"], np.random.default_rng(12)
+    up, down = typed_stacks(weights_of(config, draw, biases=True), "bfloat16")
+    moe = MoE(
+        config=config,
+        router=Router(config=SOFT, weight=jnp.asarray(draw.normal(size=(E, D)))),
+        experts=Experts(config=config, up=up, down=down),
+    )
+    ones = jnp.ones((D,), jnp.float32)
+    embedding = jnp.asarray(draw.normal(size=(5, D)), jnp.bfloat16)
+    decoder = Decoder(
+        config=DecoderConfig(
+            family="moe",
+            vocab_size=5,
+            hidden_size=D,
+            blocks=(BlockConfig(mixer=None, feedforward=config),),
+            norm_eps=1e-6,
+            tied=True,
+            max_positions=9,
+        ),
+        embedding=embedding,
+        blocks=(Block(None, Sublayer(norm=RMSNorm(ones, eps=1e-6), body=moe)),),
+        norm=RMSNorm(ones, eps=1e-6),
+        head=Linear(weight=embedding),
+    )
+    window = Window(
+        tokens=jnp.asarray([[1, 2]], jnp.int32),
+        positions=jnp.asarray([[0, 1]], jnp.int32),
+        ancestors=jnp.tril(jnp.ones((1, 2, 2), bool)),
+        valid=jnp.asarray([[True, False]]),
+    )
+    verify = jax.jit(functools.partial(Decoder.verify, taps=(0, 1)))
+    taps = verify(decoder, decoder.init(1, 4), window).features
+    added = np.asarray(taps[1] - taps[0])
+    assert added[0, 0].all() and not added[0, 1].any()
 
 
 @pytest.mark.parametrize(
