@@ -13,12 +13,14 @@ from specjax.testing.toys import toy_llama
 
 H, D, W = 2, 4, 5
 
-write_path = jax.jit(caches.write_path, static_argnames="in_ring")
+write_path = jax.jit(caches.write_path, static_argnames=("in_ring", "spread"))
 
 
 @pytest.mark.parametrize("capacity", [8, W, 3])
-@pytest.mark.parametrize("times", [1, MOST_SLICED_ROWS])
-def test_exactly_the_accepted_rows_are_written_at_every_start(times, capacity):
+@pytest.mark.parametrize(
+    ("times", "spread"), [(1, False), (1, True), (MOST_SLICED_ROWS, False)]
+)
+def test_exactly_the_accepted_rows_are_written_at_every_start(times, spread, capacity):
     batch = 3 * times  # written by slices, or by one scatter
     draw = np.random.default_rng(capacity)
     cache = draw.normal(size=(batch, H, capacity, D)).astype(np.float32)
@@ -40,6 +42,7 @@ def test_exactly_the_accepted_rows_are_written_at_every_start(times, capacity):
                         num_tokens=jnp.asarray(counts, jnp.int32),
                     ),
                     jnp.asarray(starts, jnp.int32),
+                    spread=spread,
                 )
             )
             wanted = cache.copy()

@@ -61,6 +61,8 @@ class Attention(struct.PyTreeNode):
     k_norm: RMSNorm | None = None
     gate: Linear | None = None
     sinks: jax.Array | None = None  # [Hq]
+    spread: bool = struct.field(pytree_node=False, default=False)
+    """Batch rows lie on several devices: see ``caches.write_path``."""
 
     @property
     def pageable(self) -> bool:
@@ -135,7 +137,13 @@ class Attention(struct.PyTreeNode):
 
         def write(cache: jax.Array, rows: jax.Array) -> jax.Array:
             return write_path(
-                cache, rows, acceptance, lengths, in_ring=ring, table=state.table
+                cache,
+                rows,
+                acceptance,
+                lengths,
+                in_ring=ring,
+                spread=self.spread,
+                table=state.table,
             )
 
         return state.replace(k=write(state.k, pending.k), v=write(state.v, pending.v))

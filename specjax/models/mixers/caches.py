@@ -110,12 +110,14 @@ def write_path(
     lengths: Int[Array, " B"],
     *,
     in_ring: bool = False,
+    spread: bool = False,
     table: Int[Array, "B blocks"] | None = None,
 ) -> Float[Array, "B_or_pages H T_or_size D"]:
     """Write the path's rows into the slots from ``lengths`` on, and nothing else.
 
     A ring (``in_ring``) goes on at its beginning, and of a path that is longer keeps
-    the end. With a block ``table`` the slots are those of the row's pages.
+    the end. With a block ``table`` the slots are those of the row's pages. ``spread``:
+    batch rows lie on several devices, and none may look at another's.
     """
     picked = jnp.take_along_axis(
         rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
@@ -124,7 +126,7 @@ def write_path(
         return write_pages(cache, picked, acceptance.taken, lengths, table)
     if in_ring:
         return _write_ring(cache, picked, acceptance.num_tokens, lengths)
-    if cache.shape[0] <= MOST_SLICED_ROWS:
+    if cache.shape[0] <= MOST_SLICED_ROWS and not spread:
         return _write_slices(cache, picked, acceptance.num_tokens, lengths)
     return _write_scattered(cache, picked, acceptance.taken, lengths)
 
@@ -186,5 +188,9 @@ def _scatter(
 ) -> Float[Array, "B H T D"]:
     # an index of T is dropped; a negative one would wrap and overwrite live slots
     slots = jnp.where(taken, slots, cache.shape[2])
-    at = jnp.arange(cache.shape[0], dtype=jnp.int32)[:, None]
-    return cache.at[at, :, slots].set(picked, mode="drop")
+
+    def write(row: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
+        return row.at[:, at].set(values.swapaxes(0, 1), mode="drop")
+
+    # row by row, so that a partitioner sees that batch rows do not meet
+    return jax.vmap(write)(cache, picked, slots)

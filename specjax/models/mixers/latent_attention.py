@@ -74,6 +74,8 @@ class LatentAttention(struct.PyTreeNode):
     value_part: jax.Array  # [heads, value, latent]
     out: Linear
     indexer: Indexer | None = None
+    spread: bool = struct.field(pytree_node=False, default=False)
+    """Batch rows lie on several devices: see ``caches.write_path``."""
 
     pageable = True
 
@@ -166,7 +168,9 @@ class LatentAttention(struct.PyTreeNode):
         def write(cache: jax.Array | None, rows: jax.Array | None):
             if cache is None or rows is None:
                 return None
-            return write_path(cache, rows, acceptance, lengths, table=state.table)
+            return write_path(
+                cache, rows, acceptance, lengths, spread=self.spread, table=state.table
+            )
 
         return state.replace(
             rows=write(state.rows, pending.rows),
