@@ -13,6 +13,15 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.files import read_optional_json
 from specjax.checkpoints.gguf import ARCHITECTURES, GGUFReader
 from specjax.checkpoints.gguf_header import GGUFHeader, read_gguf_header
+from specjax.checkpoints.layer_bytes import (
+    WINDOW,
+    Scratch,
+    kind_of,
+    kv_bytes_per_token,
+    scratch_bytes,
+    state_bytes_per_row,
+    window_bytes_per_row,
+)
 from specjax.checkpoints.load import decoder_config, resolve
 from specjax.checkpoints.quantised import open_reader
 from specjax.checkpoints.safetensors import SafetensorsReader
@@ -23,15 +32,7 @@ from specjax.checkpoints.tokenizer_files import (
     read_config,
     template_from_folder,
 )
-from specjax.models.config import (
-    AttentionConfig,
-    DecoderConfig,
-    GatedDeltaConfig,
-    LatentAttentionConfig,
-    Mamba2Config,
-    MixerConfig,
-    ShortConvConfig,
-)
+from specjax.models.config import AttentionConfig, DecoderConfig, MixerConfig
 from specjax.models.families import FAMILIES
 
 
@@ -70,6 +71,8 @@ class Description:
     state_bytes_per_row: int | None
     """What recurrent layers keep of a row, however long it gets: matrices and the last
     inputs of convolutions, in float32."""
+    scratch_bytes: tuple[Scratch, ...] | None
+    """What a pass needs beside these states, by how accepted inputs reach them."""
     num_parameters: int
     """Elements of the tensors, each with its scales for one; of a family that is not
     implemented, elements of whatever is stored."""
@@ -91,6 +94,8 @@ class Description:
         """
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["tensors"]
+        if self.scratch_bytes is not None:
+            fields["scratch_bytes"] = list(map(dataclasses.asdict, self.scratch_bytes))
         if tensors if tensors is not None else not self.implemented:
             fields["tensors"] = [
                 {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
@@ -99,14 +104,15 @@ class Description:
         return fields
 
 
-def describe(path_or_name: str | Path) -> Description:
+def describe(path_or_name: str | Path, *, window: int = WINDOW) -> Description:
     """Describe a checkpoint of any family from its headers; see ``load`` for names.
 
+    ``window`` is how many rows a pass has, for what it needs beside recurrent states.
     Raises ``CheckpointError`` if it is not there, truncated or corrupt.
     """
     path = resolve(path_or_name)
     if path.is_file():
-        return _describe_gguf(path)
+        return _describe_gguf(path, window)
     raw = read_config(path)
     reader = _open(path, raw)
     settings = read_optional_json(path / TOKENIZER_CONFIG)
@@ -114,6 +120,7 @@ def describe(path_or_name: str | Path) -> Description:
         path,
         raw,
         reader.infos,
+        window,
         format="safetensors",
         num_files=len(reader.files),
         has_tokenizer=has_tokenizer(path),
@@ -127,7 +134,7 @@ def _open(path: Path, raw: Mapping[str, Any]) -> SafetensorsReader:
     return SafetensorsReader(path) if config is None else open_reader(path, raw)
 
 
-def _describe_gguf(path: Path) -> Description:
+def _describe_gguf(path: Path, window: int) -> Description:
     header = read_gguf_header(path)
     if header.metadata.get("general.architecture") in ARCHITECTURES:
         reader = GGUFReader(path)
@@ -138,6 +145,7 @@ def _describe_gguf(path: Path) -> Description:
         path,
         raw,
         infos,
+        window,
         format="gguf",
         num_files=1,
         has_tokenizer="tokenizer.ggml.tokens" in header.metadata,
@@ -165,7 +173,11 @@ def _foreign_config(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _description(
-    path: Path, raw: Mapping[str, Any], infos: Mapping[str, TensorInfo], **rest: Any
+    path: Path,
+    raw: Mapping[str, Any],
+    infos: Mapping[str, TensorInfo],
+    window: int,
+    **rest: Any,
 ) -> Description:
     family = str(raw.get("model_type"))
     text = raw.get("text_config")
@@ -190,6 +202,7 @@ def _description(
         kv_bytes_per_token=_sum(config, kv_bytes_per_token),
         window_bytes_per_row=_sum(config, window_bytes_per_row),
         state_bytes_per_row=_sum(config, state_bytes_per_row),
+        scratch_bytes=scratch_bytes(config, window) if config else None,
         num_parameters=sum(info.size for info in infos.values()),
         bytes_by_dtype=total_bytes(infos.values()),
         num_tensors=len(infos),
@@ -218,8 +231,7 @@ def _attention(config: DecoderConfig) -> AttentionConfig | None:
 
 def _mixers(config: DecoderConfig) -> dict[str, int]:
     """How many blocks have which mixer: ``{"attention": 30}``."""
-    kinds = [type(b.mixer).__name__.removesuffix("Config") for b in config.blocks]
-    return dict(Counter(re.sub(r"(?<!^)(?=[A-Z])", "_", k).lower() for k in kinds))
+    return dict(Counter(kind_of(block.mixer) for block in config.blocks))
 
 
 def _sum(
@@ -229,37 +241,6 @@ def _sum(
     if config is None:
         return None
     return sum(size(block.mixer) for block in config.blocks if block.mixer is not None)
-
-
-def kv_bytes_per_token(mixer: MixerConfig) -> int:
-    """What a token adds to a layer's cache of two-byte numbers while nothing leaves."""
-    if isinstance(mixer, AttentionConfig) and mixer.reach is None:
-        return 2 * 2 * mixer.num_kv_heads * mixer.head_dim
-    if isinstance(mixer, LatentAttentionConfig):
-        indexed = 0 if mixer.indexer is None else mixer.indexer.head_dim
-        return 2 * (mixer.latent_dim + mixer.rotary_dim + indexed)
-    return 0
-
-
-def window_bytes_per_row(mixer: MixerConfig) -> int:
-    """What a layer with a sliding window keeps at most, in two-byte numbers."""
-    if isinstance(mixer, AttentionConfig) and mixer.reach is not None:
-        return mixer.reach * 2 * 2 * mixer.num_kv_heads * mixer.head_dim
-    return 0
-
-
-def state_bytes_per_row(mixer: MixerConfig) -> int:
-    """What a recurrent layer keeps: its matrices and its convolution's last inputs."""
-    match mixer:
-        case GatedDeltaConfig():
-            numbers = mixer.num_value_heads * mixer.key_dim * mixer.value_dim
-        case Mamba2Config():
-            numbers = mixer.num_heads * mixer.head_dim * mixer.state_dim
-        case ShortConvConfig():
-            numbers = 0
-        case _:
-            return 0
-    return 4 * (numbers + (mixer.conv_width - 1) * mixer.channels)
 
 
 def _tied(raw: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> bool | None:

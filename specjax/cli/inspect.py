@@ -11,9 +11,10 @@ import tyro
 from rich.table import Table
 
 from specjax.checkpoints import Description, describe
+from specjax.checkpoints.layer_bytes import WINDOW
 from specjax.cli.console import stdout
 from specjax.cli.errors import UsageError
-from specjax.cli.options import Debug
+from specjax.cli.options import Debug, at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +33,25 @@ class Inspect:
     """Print one JSON object instead of a table."""
     tensors: bool = False
     """List every tensor with its type and shape."""
+    window: int = WINDOW
+    """Rows of a pass (drafts and the token before them) that scratch is told for."""
     report: Debug = field(default_factory=Debug)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Describe and print."""
         if not self.model:
             raise UsageError("the model is empty: give a name or a path")
-        description = describe(self.model)
+        at_least("--window", self.window, 1)
+        description = describe(self.model, window=self.window)
         tensors = self.tensors or None  # by default, where the family is unknown
         fields = description.as_dict(tensors=tensors)
         if self.json:
             print(json.dumps(fields))
             return 0
-        listed = fields.pop("tensors", None)
+        listed, scratch = fields.pop("tensors", None), fields.pop("scratch_bytes")
         stdout().print(_summary(description, fields))
+        if scratch:
+            stdout().print(_scratch_table(scratch))
         if listed is not None:
             stdout().print(_tensor_table(listed))
         return 0
@@ -80,6 +86,19 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def _scratch_table(scratch: list[dict]) -> Table:
+    """What recurrent layers need for a pass, by how accepted inputs reach the state."""
+    title = f"bytes a row and layer beside the state, for {scratch[0]['window']} rows"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table.add_column("mixer")
+    columns = ("layers", "matrix", "snapshot", "replay", "ring")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for layer in scratch:
+        table.add_row(layer["mixer"], *(f"{layer[name]:,}" for name in columns))
+    return table
 
 
 def _tensor_table(tensors: list[dict]) -> Table:

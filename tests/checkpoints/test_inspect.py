@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from specjax.checkpoints import CheckpointError, describe
-from specjax.checkpoints.inspect import (
+from specjax.checkpoints.layer_bytes import (
     kv_bytes_per_token,
     state_bytes_per_row,
     window_bytes_per_row,
@@ -50,6 +51,7 @@ def test_a_directory(tiny):
         "kv_bytes_per_token": 2 * 2 * 2 * 16 * 2,
         "window_bytes_per_row": 0,
         "state_bytes_per_row": 0,
+        "scratch_bytes": [],
         "num_parameters": parameters,
         "bytes_by_dtype": {"F32": 4 * parameters},
         "num_tensors": 20,
@@ -154,6 +156,56 @@ def test_what_a_layer_keeps():
     channels = 128 * 64 + 2 * 8 * 128
     assert sizes(mamba) == (0, 0, (128 * 64 * 128 + 3 * channels) * 4)
     assert sizes(ShortConvConfig(channels=2048, conv_width=3)) == (0, 0, 2 * 2048 * 4)
+
+
+ORACLES = Path(__file__).resolve().parents[1] / "data/oracles"
+
+
+def test_what_a_pass_needs_beside_recurrent_states():
+    """By strategy, of one layer; window rows multiply all but the ring's slots."""
+    found = describe(ORACLES / "qwen3_5")
+    assert found.layers_by_mixer == {"gated_delta": 3, "attention": 1}
+    config = json.loads((ORACLES / "qwen3_5/config.json").read_text())["text_config"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads, dv = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    matrix = heads * dv * config["linear_key_head_dim"] * 4
+    record = (keys + heads * dv + heads) * 4
+    (delta,) = found.scratch_bytes
+    assert (delta.mixer, delta.layers, delta.window) == ("gated_delta", 3, 9)
+    assert (delta.matrix, delta.snapshot) == (matrix, 9 * matrix)
+    assert (delta.replay, delta.ring) == (9 * record, (9 + 16) * record + 4)
+    (delta,) = describe(ORACLES / "qwen3_5", window=65).scratch_bytes
+    assert (delta.snapshot, delta.replay) == (65 * matrix, 65 * record)
+    states = found.state_bytes_per_row
+    past = (config["linear_conv_kernel_dim"] - 1) * (2 * keys + heads * dv) * 4
+    assert states == 3 * (matrix + past)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes", "mixers"),
+    [
+        ("deepseek_v3_fp8", {"F8_E4M3", "BF16", "F32"}, {"latent_attention": 3}),
+        ("gpt_oss_mxfp4", {"MXFP4", "BF16"}, {"attention": 3}),
+        ("nemotron_h", {"F32"}, {"mamba2": 3, "none": 2, "attention": 1}),
+        ("lfm2", {"F32"}, {"short_conv": 3, "attention": 2}),
+    ],
+)
+def test_tiny_checkpoints_of_other_families(name, dtypes, mixers):
+    found = describe(ORACLES / name)
+    assert found.implemented and found.note == ""
+    assert set(found.bytes_by_dtype) == dtypes
+    assert found.layers_by_mixer == mixers
+    file = ORACLES / name / "model.safetensors"
+    stored = sum(found.bytes_by_dtype.values())
+    assert 0 < file.stat().st_size - stored < 60_000  # the header
+
+
+def test_a_sliding_window_and_a_full_layer():
+    config = json.loads((ORACLES / "gpt_oss/config.json").read_text())
+    token = 2 * 2 * config["num_key_value_heads"] * config["head_dim"]
+    found = describe(ORACLES / "gpt_oss")
+    assert found.kv_bytes_per_token == token  # of one layer of three
+    assert found.window_bytes_per_row == 2 * config["sliding_window"] * token
 
 
 def test_a_truncated_file(tiny):

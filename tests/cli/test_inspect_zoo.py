@@ -1,10 +1,16 @@
 """``specjax inspect`` and ``specjax zoo``."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from specjax.checkpoints import zoo
+
+
+@pytest.fixture
+def oracles() -> Path:
+    return Path(__file__).resolve().parents[1] / "data/oracles"
 
 
 def test_inspect_prints_a_table(run, model):
@@ -28,6 +34,21 @@ def test_inspect_prints_json(run, model):
     listed = json.loads(run("inspect", model, "--json", "--tensors").out)["tensors"]
     assert len(listed) == described["num_tensors"]
     assert {"name", "dtype", "shape"} == set(listed[0])
+
+
+def test_inspect_says_what_a_pass_needs_beside_recurrent_states(run, oracles):
+    result = run("inspect", oracles / "nemotron_h", "--window", 4)
+    assert result.status == 0
+    lines = [line.split() for line in result.out.splitlines()]
+    assert "for 4 rows" in result.out
+    header = ["mixer", "layers", "matrix", "snapshot", "replay", "ring"]
+    numbers = lines[lines.index(header) + 1]
+    assert numbers[:2] == ["mamba2", "3"]
+    matrix, snapshot = (int(n.replace(",", "")) for n in numbers[2:4])
+    assert snapshot == 4 * matrix
+    told = json.loads(run("inspect", oracles / "nemotron_h", "--json").out)
+    assert told["scratch_bytes"][0]["window"] == 9
+    assert run("inspect", oracles / "nemotron_h", "--window", 0).status == 2
 
 
 def test_inspect_lists_the_tensors_of_a_family_that_is_not_implemented(

@@ -15,6 +15,7 @@ from specjax.checkpoints import load
 from specjax.decoding.types import Acceptance
 from specjax.models.decoder import Decoder
 from specjax.models.families import FAMILIES
+from specjax.models.recurrence import Ring, Snapshot, Strategy
 from specjax.testing import parity
 from specjax.testing.parity import check_parity, compare, planned_drafts, run
 from specjax.testing.parity_arrays import OUTPUTS, Oracle, OracleError, read_oracle
@@ -67,6 +68,34 @@ def test_a_family(name):
     all_pass(report)
     built = [check for check in report.checks if check.status == "not built"]
     assert all(check.array.startswith("mtp_") for check in built)
+
+
+def with_recurrence(decoder: Decoder, strategy: Strategy) -> Decoder:
+    """The same parameters, with another way for accepted inputs to reach states."""
+
+    def changed(block):
+        config = block.mixer and block.mixer.body.config
+        if not hasattr(config, "recurrence"):
+            return block
+        config = dataclasses.replace(config, recurrence=strategy)
+        body = block.mixer.body.replace(config=config)
+        return block.replace(mixer=block.mixer.replace(body=body))
+
+    return decoder.replace(blocks=tuple(map(changed, decoder.blocks)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "strategy", [Snapshot(), Ring(slots=4)], ids=["snapshot", "ring"]
+)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "kimi_linear", "nemotron_h"])
+def test_a_family_with_other_rollback(name, strategy):
+    checkpoint = load(ORACLES / name, tokenizer=False)
+    oracle = read_oracle(ORACLES / name, checkpoint.config)
+    decoder = with_recurrence(checkpoint.decoder, strategy)
+    assert decoder.mixers[0].config.recurrence == strategy
+    drafts = drafts_of(checkpoint, oracle, decoder)
+    all_pass(compare(oracle, drafts, drafts, checkpoint))
 
 
 class Llama:
