@@ -7,7 +7,12 @@ import pytest
 
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.mixers import convolution
-from specjax.models.mixers.convolution import silent_rows
+from specjax.models.mixers.convolution import (
+    finite_rows,
+    flag_rows,
+    parent_rows,
+    silent_rows,
+)
 
 B, C = 2, 3
 TREES = {
@@ -75,3 +80,25 @@ def test_silent_rows_are_zero_even_where_they_were_nan():
     assert got.tolist() == [[[1.0, 2.0], [0.0, 0.0]]]
     flat = silent_rows(x[..., 0], jnp.array([[True, False]]))
     assert flat.tolist() == [[1.0, 0.0]]
+
+
+def test_a_bias_is_added_to_every_row():
+    with jax.enable_x64(True):
+        x, past, taps = jnp.ones((B, 3, C)), jnp.ones((B, 1, C)), jnp.ones((C, 2))
+        args = (x, window_of([0, 0]), past, taps)
+        bias = jnp.asarray([1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(convolve(*args, bias), convolve(*args) + bias)
+
+
+def test_parents_are_the_nearest_ancestors():
+    window = window_of(TREES["tree"])
+    assert parent_rows(window.ancestors)[0].tolist() == [-1, *TREES["tree"]]
+
+
+def test_rows_that_are_not_finite_are_found_and_flagged():
+    x = jnp.asarray([[[1.0, 2.0], [jnp.nan, 0.0], [3.0, 4.0]]], jnp.float32)
+    flat = jnp.asarray([[1.0, 2.0, jnp.inf]], jnp.float32)
+    finite = finite_rows(x, flat)
+    assert finite.tolist() == [[True, False, False]]
+    flagged = flag_rows(jnp.ones_like(x), ~finite)
+    assert np.isnan(flagged[0]).tolist() == [[False] * 2, [True] * 2, [True] * 2]

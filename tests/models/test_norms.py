@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models.norms import RMSNorm
+from specjax.models.norms import GroupedRMSNorm, RMSNorm
 
 
 def test_it_divides_by_the_root_of_the_mean_square():
@@ -33,3 +33,16 @@ def test_a_row_of_zeros_stays_zero_and_a_row_of_nan_stays_alone():
     got = RMSNorm(weight=jnp.ones((2,), jnp.float32), eps=1e-6)(x)
     assert got[0].tolist() == [0.0, 0.0]
     assert np.isnan(got[1]).all() and np.isfinite(got[2]).all()
+
+
+def test_groups_are_normed_each_by_itself():
+    x = np.random.default_rng(1).normal(size=(2, 3, 8)) * np.repeat([1, 1e3], 4)
+    weight = np.linspace(-2, 2, 8)
+    with jax.enable_x64(True):
+        norm = GroupedRMSNorm(weight=jnp.asarray(weight), eps=0.1, groups=2)
+        got = norm(jnp.asarray(x))
+    halves = [
+        h / np.sqrt((h**2).mean(axis=-1, keepdims=True) + 0.1)
+        for h in (x[..., :4], x[..., 4:])
+    ]
+    np.testing.assert_allclose(got, np.concatenate(halves, -1) * weight, rtol=1e-13)
