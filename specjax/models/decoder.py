@@ -65,6 +65,8 @@ class Decoder(struct.PyTreeNode):
     head: Linear  # shares ``embedding`` when tied and of one weight type
     paged: Paged | None = struct.field(pytree_node=False, default=None)
     """Keep keys and values in a pool of pages; ``None``: one stretch a row."""
+    tile: int | None = struct.field(pytree_node=False, default=None)
+    """Of the invariant mode: window rows come in multiples of this."""
 
     @property
     def vocab_size(self) -> int:
@@ -106,7 +108,7 @@ class Decoder(struct.PyTreeNode):
         logits: Literal["all", "none"] = "all",
     ) -> Verdict:
         """One pass over the window; a tap is what ``interfaces.Tap`` says."""
-        wide = pad_rows(window, self._rows_needed(window.tokens.shape[0]))
+        wide = pad_rows(window, self._rows_needed(*window.tokens.shape))
         x = self._embed(wide)
         tables = self._rotary_tables(wide.positions, x.dtype)
         seen: dict[Tap, jax.Array] = {0: x}
@@ -192,8 +194,10 @@ class Decoder(struct.PyTreeNode):
         ropes = {_rope(block) for block in self.blocks} - {None}
         return {rope: RotaryTables(*rope.tables(positions, dtype)) for rope in ropes}
 
-    def _rows_needed(self, batch: int) -> int:
+    def _rows_needed(self, batch: int, width: int) -> int:
         """Window rows that bring ``batch`` rows up to the products' fast path."""
+        if self.tile is not None:
+            return self.tile * -(-width // self.tile)
         return -(-fewest_rows(self.head.weight.dtype) // batch)
 
 

@@ -15,6 +15,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, Int8
 
 from specjax.models.axes import EXPERT, Axes
+from specjax.models.tiles import in_tiles
 
 
 class Linear(struct.PyTreeNode):
@@ -29,6 +30,8 @@ class Linear(struct.PyTreeNode):
     bias: jax.Array | None = None  # [out]
     axes: Axes = struct.field(pytree_node=False, default=("out", "in"))
     """Logical names of the weight's two axes, for sharding rules."""
+    tile: int | None = struct.field(pytree_node=False, default=None)
+    """Rows of one product; ``None``: as many as there are."""
 
     @property
     def out_features(self) -> int:
@@ -37,14 +40,15 @@ class Linear(struct.PyTreeNode):
 
     def __call__(self, x: Float[Array, "*rows in"]) -> Float[Array, "*rows out"]:
         """The product, in float32 (float64 for float64 weights)."""
-        rows = x.reshape(-1, x.shape[-1])
-        if self.scale is None:
-            y = matmul(rows.astype(self.weight.dtype), self.weight)
-        else:
-            y = _int8_matmul(rows, self.weight, self.scale)
+        y = in_tiles(self._product, x.reshape(-1, x.shape[-1]), self.tile)
         if self.bias is not None:
             y = y + self.bias.astype(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _product(self, rows: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
+        if self.scale is None:
+            return matmul(rows.astype(self.weight.dtype), self.weight)
+        return _int8_matmul(rows, self.weight, self.scale)
 
 
 class StackedLinear(struct.PyTreeNode):

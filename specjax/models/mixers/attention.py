@@ -6,7 +6,10 @@ import jax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.window_attention.api import window_attention
+from pallas_kernels.window_attention.api import (
+    window_attention,
+    window_attention_by_row,
+)
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
 from specjax.models.config import AttentionConfig
@@ -63,6 +66,8 @@ class Attention(struct.PyTreeNode):
     sinks: jax.Array | None = None  # [Hq]
     spread: bool = struct.field(pytree_node=False, default=False)
     """Batch rows lie on several devices: see ``caches.write_path``."""
+    tile: int | None = struct.field(pytree_node=False, default=None)
+    """Of the invariant mode: rows are attended one by one, and products tiled."""
 
     @property
     def pageable(self) -> bool:
@@ -106,7 +111,8 @@ class Attention(struct.PyTreeNode):
             slots = held_positions(lengths, state.k.shape[2])
         k_cache, v_cache = (rows_of(y, state.table) for y in (state.k, state.v))
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        mixed = window_attention(
+        attend = window_attention if self.tile is None else window_attention_by_row
+        mixed = attend(
             q,
             k,
             v,

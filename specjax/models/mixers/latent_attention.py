@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.window_attention.api import window_attention
+from pallas_kernels.window_attention.api import (
+    window_attention,
+    window_attention_by_row,
+)
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
 from specjax.models.config import LatentAttentionConfig
@@ -32,6 +35,7 @@ from specjax.models.mixers.indexer import Indexer
 from specjax.models.norms import RMSNorm
 from specjax.models.pages import Paged
 from specjax.models.rope import rotate
+from specjax.models.tiles import in_tiles
 
 
 class LatentCache(struct.PyTreeNode):
@@ -76,6 +80,8 @@ class LatentAttention(struct.PyTreeNode):
     indexer: Indexer | None = None
     spread: bool = struct.field(pytree_node=False, default=False)
     """Batch rows lie on several devices: see ``caches.write_path``."""
+    tile: int | None = struct.field(pytree_node=False, default=None)
+    """Of the invariant mode: rows are attended one by one, and products tiled."""
 
     pageable = True
 
@@ -138,7 +144,8 @@ class LatentAttention(struct.PyTreeNode):
         # the last dimensions of the "value" are the rotary key, and are dropped: to cut
         # them off the cache would copy it
         cache = rows_of(state.rows, state.table)
-        read = window_attention(
+        attend = window_attention if self.tile is None else window_attention_by_row
+        read = attend(
             self._queries(x, aids),
             row,
             row,
@@ -147,9 +154,10 @@ class LatentAttention(struct.PyTreeNode):
             lengths,
             window.ancestors,
             scale=config.scale,
+            positions=window.positions,
             chosen=chosen,
         )[..., : config.latent_dim]
-        mixed = _product("bwhl,hvl->bwhv", read, self.value_part)
+        mixed = self._product("rhl,hvl->rhv", read, self.value_part)
         keys = None
         if self.indexer is not None:
             keys = self._index_keys(x, window, aids).astype(state.rows.dtype)
@@ -210,8 +218,24 @@ class LatentAttention(struct.PyTreeNode):
         q = self.q(self._query_input(x))
         q = q.reshape(*x.shape[:2], config.num_heads, -1)
         content, turning = jnp.split(q, [config.content_dim], axis=-1)
-        absorbed = _product("bwhn,hnl->bwhl", content, self.key_part)
+        absorbed = self._product("rhn,hnl->rhl", content, self.key_part)
         return jnp.concatenate([absorbed, self._turned(turning, aids)], axis=-1)
+
+    def _product(
+        self, spec: str, x: Float[Array, "B W heads n"], part: jax.Array
+    ) -> Float[Array, "B W heads m"]:
+        """A product a head, with the weights' precision, summed in float32 or wider."""
+
+        def product(rows: jax.Array) -> jax.Array:
+            return jnp.einsum(
+                spec,
+                rows.astype(part.dtype),
+                part,
+                preferred_element_type=accumulator(part.dtype),
+            )
+
+        y = in_tiles(product, x.reshape(-1, *x.shape[2:]), self.tile)
+        return y.reshape(*x.shape[:2], *y.shape[1:])
 
     def _index_keys(
         self, x: Float[Array, "B W D"], window: Window, aids: Aids
@@ -227,13 +251,3 @@ class LatentAttention(struct.PyTreeNode):
             return x
         assert aids.rotary is not None, "attention needs the window's rotary tables"
         return rotate(x, aids.rotary.cos, aids.rotary.sin)
-
-
-def _product(spec: str, x: jax.Array, part: jax.Array) -> jax.Array:
-    """A product a head, with the weights' precision, summed in float32 or wider."""
-    return jnp.einsum(
-        spec,
-        x.astype(part.dtype),
-        part,
-        preferred_element_type=accumulator(part.dtype),
-    )
