@@ -65,7 +65,8 @@ KINDS = {
     ),
 }
 
-route = jax.jit(lambda router, x: router(x))
+# (several at once: one compilation)
+route = jax.jit(lambda routers, x: [router(x) for router in routers])
 run = jax.jit(lambda layer, *arguments: layer(*arguments))
 
 
@@ -149,31 +150,43 @@ def choices(draw, rows, *, skewed=False):
     return picked.astype(np.int32)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_routes_are_those_of_the_rule_in_words(name):
-    config, draw = ROUTERS[name], np.random.default_rng(1)
-    x, weight = draw.normal(size=(40, D)), draw.normal(size=(E, D))
-    bias = draw.normal(size=E) if config.bias else np.zeros(E)
-    # negative ones too: a masked group must lose against them
-    offset = draw.normal(size=E) - 2.0 if config.selection_bias else np.zeros(E)
+def router_of(config, draw, dtype):
+    """Random, with biases of both signs: a masked group must lose against them."""
+    weight, bias, offset = (
+        jnp.asarray(draw.normal(size=shape), dtype) for shape in [(E, D), (E,), (E,)]
+    )
+    return Router(
+        config=config,
+        weight=weight,
+        bias=bias if config.bias else None,
+        selection_bias=offset - 1.0 if config.selection_bias else None,
+    )
+
+
+def test_routes_are_those_of_the_rule_in_words():
+    x = np.random.default_rng(1).normal(size=(40, D))
     with jax.enable_x64(True):
-        router = Router(
-            config=config,
-            weight=jnp.asarray(weight),
-            bias=jnp.asarray(bias) if config.bias else None,
-            selection_bias=jnp.asarray(offset) if config.selection_bias else None,
-        )
-        experts, weights = route(router, jnp.asarray(x))
+        routers = [
+            router_of(config, np.random.default_rng(2), jnp.float64)
+            for config in ROUTERS.values()
+        ]
+        routes = route(routers, jnp.asarray(x))
+    for router, (experts, weights) in zip(routers, routes, strict=True):
         assert weights.dtype == jnp.float64 and experts.dtype == jnp.int32
-        for row, logits in enumerate(x @ weight.T + bias):
-            chosen, wanted = naive_routes(config, logits, offset)
-            assert experts[row].tolist() == chosen
+        config = router.config
+        logits = x @ np.asarray(router.weight).T
+        if config.bias:
+            logits = logits + np.asarray(router.bias)
+        offset = np.asarray(router.selection_bias) if config.selection_bias else 0.0
+        for row in range(len(x)):
+            chosen, wanted = naive_routes(config, logits[row], offset)
+            assert experts[row].tolist() == chosen, config
             np.testing.assert_allclose(weights[row], wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_every_setting_of_a_router_is_of_consequence():
+    config = ROUTERS["sigmoid, all"]
+    changes = [
         {"selection_bias": False},
         {"groups": 1, "kept_groups": 1},
         {"kept_groups": 3},
@@ -182,65 +195,57 @@ def test_routes_are_those_of_the_rule_in_words(name):
         {"scale": 1.0},
         {"kind": "softmax"},
         {"kind": "chosen"},
-    ],
-    ids=str,
-)
-def test_every_setting_of_a_router_is_of_consequence(change):
-    draw = np.random.default_rng(2)
-    x, weight = draw.normal(size=(40, D)), draw.normal(size=(E, D))
-    config = ROUTERS["sigmoid, all"]
-    changed = dataclasses.replace(config, **change)
-
-    def routes(config):
-        offset = np.random.default_rng(3).normal(size=E)
-        keeps = config.selection_bias
-        return route(
-            Router(
-                config=config,
-                weight=jnp.asarray(weight, jnp.float32),
-                selection_bias=jnp.asarray(offset, jnp.float32) if keeps else None,
-            ),
-            jnp.asarray(x, jnp.float32),
+    ]
+    routers = [
+        router_of(
+            dataclasses.replace(config, **change), np.random.default_rng(2), jnp.float32
         )
-
-    one, other = routes(config), routes(changed)
-    differ = (one.experts != other.experts).any()
-    assert differ or not np.allclose(one.weights, other.weights, rtol=1e-3)
+        for change in [{}, *changes]
+    ]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(40, D)), jnp.float32)
+    one, *others = route(routers, x)
+    for change, other in zip(changes, others, strict=True):
+        same = (one.experts == other.experts).all()
+        assert not same or not np.allclose(one.weights, other.weights, rtol=1e-3), (
+            change
+        )
 
 
 def test_of_equal_scores_the_lower_index_wins():
     config = dataclasses.replace(ROUTERS["sigmoid, all"], selection_bias=False)
     weight = jnp.zeros((E, D), jnp.float32)
-    experts, weights = route(Router(config=config, weight=weight), jnp.ones((2, D)))
+    router = Router(config=config, weight=weight)
+    [(experts, weights)] = route([router], jnp.ones((2, D)))
     assert experts.tolist() == [[0, 1, 2]] * 2
     np.testing.assert_allclose(weights, 2.5 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_a_nan_row_is_routed_somewhere_and_no_other_row_differs(name):
-    config, draw = ROUTERS[name], np.random.default_rng(4)
-    offsets = jnp.asarray(draw.normal(size=E), jnp.float32)
-    router = Router(
-        config=config,
-        weight=jnp.asarray(draw.normal(size=(E, D)), jnp.float32),
-        bias=offsets if config.bias else None,
-        selection_bias=offsets if config.selection_bias else None,
-    )
+def test_a_nan_row_is_routed_somewhere_and_no_other_row_differs():
+    draw = np.random.default_rng(4)
+    routers = [router_of(config, draw, jnp.float32) for config in ROUTERS.values()]
     x = draw.normal(size=(5, D)).astype(np.float32)
-    clean = route(router, jnp.asarray(x))
+    sound = route(routers, jnp.asarray(x))
     x[2, 3] = np.nan
-    experts, weights = route(router, jnp.asarray(x))
-    assert ((np.asarray(experts) >= 0) & (np.asarray(experts) < E)).all()
-    assert np.isnan(weights[2]).all()
     others = np.array([0, 1, 3, 4])
-    np.testing.assert_array_equal(experts[others], clean.experts[others])
-    np.testing.assert_array_equal(weights[others], clean.weights[others])
+    for clean, (experts, weights) in zip(
+        sound, route(routers, jnp.asarray(x)), strict=True
+    ):
+        assert ((np.asarray(experts) >= 0) & (np.asarray(experts) < E)).all()
+        assert np.isnan(weights[2]).all()
+        np.testing.assert_array_equal(experts[others], clean.experts[others])
+        np.testing.assert_array_equal(weights[others], clean.weights[others])
 
 
 @pytest.mark.parametrize(
-    ("kind", "biases"), [("gated", False), ("plain", True), ("clamped", True)]
+    ("way", "kind", "biases"),
+    [
+        ("tiles", "gated", False),
+        ("tiles", "plain", True),
+        ("tiles", "clamped", True),
+        ("gather", "clamped", True),
+        ("groups", "clamped", True),
+    ],
 )
-@pytest.mark.parametrize("way", WAYS)
 def test_experts_of_every_kind_are_those_of_the_loop(way, kind, biases):
     config, draw = KINDS[kind], np.random.default_rng(5)
     weights = weights_of(config, draw, biases=biases)
@@ -259,8 +264,10 @@ def test_experts_of_every_kind_are_those_of_the_loop(way, kind, biases):
 
 
 @pytest.mark.parametrize("skewed", [False, True], ids=["even", "skewed"])
-@pytest.mark.parametrize("rows", [1, 30, 150])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "rows"),
+    [("tiles", 1), ("tiles", 30), ("tiles", 150), ("gather", 30), ("groups", 30)],
+)
 def test_experts_of_any_number_of_rows_are_those_of_the_loop(way, rows, skewed):
     """One to many tiles an expert, tiles of 4 to 64 rows, and experts without a row."""
     config, draw = KINDS["plain"], np.random.default_rng(6)
@@ -289,7 +296,11 @@ def test_all_ways_agree_within_rounding_for_every_weight_type(dtype):
     up, down = typed_stacks(weights, dtype)
     assert up.weight.dtype == jnp.dtype(dtype)
     arguments = (jnp.asarray(x, jnp.float32), jnp.asarray(experts), jnp.ones(9, bool))
-    got = {way: dispatched(way, config, up, down, *arguments) for way in WAYS}
+    between = functools.partial(activation, config)
+    ways = jax.jit(
+        lambda *arguments: [way(between, *arguments) for way in WAYS.values()]
+    )
+    got = dict(zip(WAYS, ways(up, down, *arguments), strict=True))
     assert all(y.dtype == jnp.float32 for y in got.values())
     # a hidden number at a rounding edge may go either way
     edge = {"float32": 0.0, "bfloat16": 2.0**-8, "int8": 1 / 127}[dtype]
@@ -329,8 +340,10 @@ def typed_stacks(weights, dtype):
     return tuple(made)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("rows", [3, 21])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [(3, "bfloat16"), (21, "bfloat16"), (21, "float32"), (21, "int8")],
+)
 def test_a_rows_bits_are_its_own(rows, dtype):
     """C4, C6: whatever the others are, NaN or padding, and wherever it stands."""
     wide = MoEConfig(num_experts=E, size=80, router=SOFT)
@@ -449,7 +462,6 @@ SHARED = {
     ("shared", "gate", "latent"),
     [
         ("none", False, None),
-        ("gated", False, None),
         ("gated", True, None),
         ("plain", False, 4),
     ],
