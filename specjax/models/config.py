@@ -71,6 +71,8 @@ class LatentAttentionConfig:
     latent_eps: float
     bias: bool = False
     """Of the projections to the two latents, and out of the heads."""
+    rotary_pairs: bool = False
+    """The checkpoint turns neighbouring dimensions; they are put apart when read."""
     indexer: IndexerConfig | None = None
     chosen_before: bool = False
     """Attend to the keys that the nearest indexer above this block has chosen."""
@@ -224,6 +226,8 @@ class MoEConfig:
     ``clamped`` is gpt-oss's gated MLP with biases."""
     limit: float | None = None
     """Of the activations of clamped experts."""
+    slope: float = 1.702
+    """Of the sigmoid in clamped experts."""
     latent_dim: int | None = None
     """Experts work on a projection of this size."""
     shared: GatedMLPConfig | PlainMLPConfig | None = None
@@ -291,8 +295,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     heads_ahead: int = 0
-    """Layers that the checkpoint numbers on behind the decoder's own and that predict
-    further tokens: drafters."""
+    """Layers of the checkpoint that predict further tokens: drafters. Where the file
+    does not say, the most that there are."""
 
 
 def _check_multiple(config: object, name: str, divisor: str) -> None:

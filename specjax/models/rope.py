@@ -124,7 +124,7 @@ def _yarn(frequencies: np.ndarray, scaling: YarnScaling, rope: Rope) -> np.ndarr
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dims - 1)
-    high = high if high > low else low + 0.001  # a step instead of a division by 0
+    high += 0.001 if high == low else 0.0  # a step instead of a division by 0
     pairs = np.arange(len(frequencies), dtype=np.float64)
     stretched = np.clip((pairs - low) / (high - low), 0.0, 1.0)
     return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

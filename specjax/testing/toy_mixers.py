@@ -68,12 +68,18 @@ INDEXED = LatentAttentionConfig(
     rope=ROPE,
     scale=0.3,
     latent_eps=EPS,
+    rotary_pairs=True,
     indexer=IndexerConfig(num_heads=4, head_dim=8, top_k=7),
 )
 """As GLM-5, with fewer keys than the context soon has."""
 SHARING = dataclasses.replace(INDEXED, indexer=None, chosen_before=True)
 LATENT = dataclasses.replace(
-    INDEXED, indexer=None, query_rank=None, rope=None, rotary_dim=4
+    INDEXED,
+    indexer=None,
+    query_rank=None,
+    rope=None,
+    rotary_dim=4,
+    rotary_pairs=False,
 )
 """As Kimi-Linear: nothing turns."""
 CONVOLUTION = ShortConvConfig(channels=HIDDEN, conv_width=3, bias=True)
@@ -189,10 +195,7 @@ def _mixer(name: str, config: MixerConfig, make: Builder):
         case AttentionConfig():
             return parts.attention(name, HIDDEN, config, make)
         case LatentAttentionConfig():
-            turned = config.rope is not None
-            return parts.latent_attention(
-                name, HIDDEN, config, make, interleaved=turned
-            )
+            return parts.latent_attention(name, HIDDEN, config, make)
         case GatedDeltaConfig(channel_decay=True):
             return kimi_delta(name, HIDDEN, config, make)
         case GatedDeltaConfig():

@@ -22,6 +22,9 @@ from specjax.models.families import (
     qwen_hybrid,
 )
 
+AHEAD = r"mtp\..*"
+"""Tensors of layers that predict further tokens, where they have names of their own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -31,22 +34,27 @@ class Family:
     """From ``config.json``; ``ConfigError`` for what is not implemented."""
     build: Callable[[DecoderConfig, Builder], Decoder]
     """Reads every tensor that the decoder needs, by the checkpoint's names."""
-    ignore: tuple[str, ...] = ()
-    """Patterns of tensors that the decoder leaves alone on purpose."""
+    images: tuple[str, ...] = ()
+    """Patterns of tensors of the encoders that stand beside the decoder."""
+    ahead: str | None = None
+    """The pattern of tensors of layers that predict further tokens; ``None``: they are
+    numbered on behind the decoder's own."""
 
     def left_alone(self, config: DecoderConfig) -> tuple[str, ...]:
-        """Patterns of tensors that belong to no decoder of this configuration.
+        """Patterns of tensors that belong to no decoder of this configuration."""
+        if self.ahead is not None:
+            ahead = (self.ahead,) * (config.heads_ahead > 0)
+        else:
+            first = len(config.blocks)
+            numbers = range(first, first + config.heads_ahead)
+            ahead = tuple(rf"model\.layers\.{i}\..*" for i in numbers)
+        return (*self.images, *ahead)
 
-        Beside ``ignore``: the layers that predict further tokens.
-        """
-        first = len(config.blocks)
-        ahead = range(first, first + config.heads_ahead)
-        return (*self.ignore, *(rf"model\.layers\.{i}\..*" for i in ahead))
+
+def _qwen3_5(config: Callable[[Mapping[str, Any]], DecoderConfig]) -> Family:
+    return Family(config, qwen_hybrid.build, qwen_hybrid.IMAGES, AHEAD)
 
 
-_QWEN_HYBRID = (*qwen_hybrid.HEADS_AHEAD, *qwen_hybrid.IMAGES)
-_QWEN3_5 = Family(qwen_hybrid.qwen3_5, qwen_hybrid.build, _QWEN_HYBRID)
-_QWEN3_5_MOE = Family(qwen_hybrid.qwen3_5_moe, qwen_hybrid.build, _QWEN_HYBRID)
 _GEMMA3 = Family(gemma3.config, gemma3.build, gemma3.IMAGES)
 
 FAMILIES: dict[str, Family] = {
@@ -54,20 +62,18 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qwen.qwen2, qwen.build),
     "qwen3": Family(qwen.qwen3, qwen.build),
     "qwen3_moe": Family(qwen.qwen3_moe, qwen.build),
-    "qwen3_next": Family(
-        qwen_hybrid.qwen3_next, qwen_hybrid.build, qwen_hybrid.HEADS_AHEAD
-    ),
-    "qwen3_5": _QWEN3_5,
-    "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe": _QWEN3_5_MOE,
-    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_next": Family(qwen_hybrid.qwen3_next, qwen_hybrid.build, ahead=AHEAD),
+    "qwen3_5": _qwen3_5(qwen_hybrid.qwen3_5),
+    "qwen3_5_text": _qwen3_5(qwen_hybrid.qwen3_5),
+    "qwen3_5_moe": _qwen3_5(qwen_hybrid.qwen3_5_moe),
+    "qwen3_5_moe_text": _qwen3_5(qwen_hybrid.qwen3_5_moe),
     "deepseek_v3": Family(deepseek.deepseek_v3, deepseek.build),
     "glm4": Family(glm.glm4, glm.glm4_build),
     "glm4_moe": Family(glm.glm4_moe, glm.glm4_moe_build),
     "glm4_moe_lite": Family(deepseek.glm4_moe_lite, deepseek.build),
     "glm_moe_dsa": Family(deepseek.glm_moe_dsa, deepseek.build),
     "kimi_linear": Family(kimi.config, kimi.build),
-    "nemotron_h": Family(nemotron_h.config, nemotron_h.build, nemotron_h.HEADS_AHEAD),
+    "nemotron_h": Family(nemotron_h.config, nemotron_h.build, ahead=AHEAD),
     "lfm2": Family(lfm2.lfm2, lfm2.build),
     "lfm2_moe": Family(lfm2.lfm2_moe, lfm2.build),
     "gpt_oss": Family(gpt_oss.config, gpt_oss.build),

@@ -18,7 +18,8 @@ from specjax.models.config import (
     LatentAttentionConfig,
 )
 from specjax.models.decoder import Decoder
-from specjax.models.families.fields import Fields
+from specjax.models.families.defaults import DEFAULTS
+from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.parts import (
     assemble,
     feedforward,
@@ -36,34 +37,37 @@ from specjax.models.families.readings import (
 )
 from specjax.models.families.ropes import rope_settings
 
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")
+"""The new and the old name of the one kind of layer in GLM-5."""
+
 
 def deepseek_v3(raw: Mapping[str, Any]) -> DecoderConfig:
     """Latent attention; groups of experts."""
-    return _config(
-        Fields(raw, "deepseek_v3"), "deepseek_v3", dense=3, scale=2.5, eps=1e-6
-    )
+    return _config(_fields(raw, "deepseek_v3"), "deepseek_v3")
 
 
 def glm4_moe_lite(raw: Mapping[str, Any]) -> DecoderConfig:
     """GLM-4.7-Flash."""
-    return _config(
-        Fields(raw, "glm4_moe_lite"), "glm4_moe_lite", dense=1, scale=1.8, eps=1e-5
-    )
+    return _config(_fields(raw, "glm4_moe_lite"), "glm4_moe_lite")
 
 
 def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
     """GLM-5: each layer attends to the keys that an indexer has chosen."""
-    fields = Fields(raw, "glm_moe_dsa")
-    fields.ignore("layer_types")  # all layers are of the one kind
+    fields = _fields(raw, "glm_moe_dsa")
+    count = layers(fields)
+    layer_kinds(fields, count, _INDEXED, lambda _: _INDEXED[0])
     fields.expect("mlp_bias", False, default=False)
+    fields.expect("rope_interleave", True, default=True)
     fields.expect("indexer_rope_interleave", True, default=True)
+    # of heads ahead; and the router is never less than float32 here
+    fields.ignore("index_share_for_mtp_iteration", "moe_router_dtype")
     indexer = IndexerConfig(
-        num_heads=fields.integer("index_n_heads", 32),
-        head_dim=fields.integer("index_head_dim", 128),
-        top_k=fields.integer("index_topk", 2048),
+        num_heads=fields.integer("index_n_heads"),
+        head_dim=fields.integer("index_head_dim"),
+        top_k=fields.integer("index_topk"),
     )
-    own = _own_indexers(fields, layers(fields))
-    config = _config(fields, "glm_moe_dsa", dense=3, scale=2.5, eps=1e-5)
+    own = _own_indexers(fields, count)
+    config = _config(fields, "glm_moe_dsa")
     blocks = []
     for block, has_own in zip(config.blocks, own, strict=True):
         assert isinstance(block.mixer, LatentAttentionConfig)
@@ -81,12 +85,16 @@ def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
 def _own_indexers(fields: Fields, count: int) -> list[bool]:
     """Which layers have an indexer; the others share the choice of the one above."""
     kinds = fields.items("indexer_types", str)
-    every = fields.integer("index_topk_freq", 1)
-    offset = fields.integer("index_skip_topk_offset", 2, at_least=0)
+    every = fields.integer("index_topk_freq")
+    offset = fields.integer("index_skip_topk_offset", at_least=0)
+    fields.ignore("index_topk_pattern")
     if fields.has("index_topk_pattern"):
         pattern = fields.text("index_topk_pattern")
         told = {"F": "full", "S": "shared"}
-        kinds = kinds or [told.get(letter, letter) for letter in pattern]
+        spelt = [told.get(letter, letter) for letter in pattern]
+        if kinds is not None and kinds != spelt:
+            raise fields.error("index_topk_pattern", "contradicts indexer_types")
+        kinds = spelt
     if kinds is None:
         kinds = [
             "shared" if max(i - offset + 1, 0) % every else "full" for i in range(count)
@@ -100,37 +108,37 @@ def _own_indexers(fields: Fields, count: int) -> list[bool]:
     return [kind == "full" for kind in kinds]
 
 
-def _config(
-    fields: Fields, family: str, *, dense: int, scale: float, eps: float
-) -> DecoderConfig:
+def _fields(raw: Mapping[str, Any], family: str) -> Fields:
+    return Fields(raw, family, DEFAULTS[family])
+
+
+def _config(fields: Fields, family: str) -> DecoderConfig:
     fields.expect("scoring_func", "sigmoid", default="sigmoid")
     fields.expect("topk_method", "noaux_tc", default="noaux_tc")
-    fields.expect("rope_interleave", True, default=True)
     fields.expect("pretraining_tp", 1, default=1)
     ahead = heads_ahead(fields)
     count = layers(fields)
-    mixer = latent_config(fields, rope_settings(fields))
-    sparse = sparse_layers(fields, count, dense)
-    mixture, plain = mixture_config(fields, scale=scale), gated_mlp_config(fields)
+    mixer = latent_config(
+        fields,
+        rope_settings(fields),
+        rotary_pairs=fields.boolean("rope_interleave", True),
+    )
+    mixture, plain = mixture_config(fields), gated_mlp_config(fields)
     blocks = [
         BlockConfig(mixer=mixer, feedforward=mixture if routed else plain)
-        for routed in sparse
+        for routed in sparse_layers(fields, count)
     ]
-    return decoder_config(
-        fields, family, blocks, eps=("rms_norm_eps", eps), heads_ahead=ahead
-    )
+    return decoder_config(fields, family, blocks, heads_ahead=ahead)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
-    """Read every tensor of the decoder; rotary dimensions are stored pair by pair."""
+    """Read every tensor of the decoder."""
     hidden = config.hidden_size
     blocks = []
     for i, block in enumerate(config.blocks):
         name = f"model.layers.{i}"
         assert isinstance(block.mixer, LatentAttentionConfig)
-        mixer = latent_attention(
-            f"{name}.self_attn", hidden, block.mixer, make, interleaved=True
-        )
+        mixer = latent_attention(f"{name}.self_attn", hidden, block.mixer, make)
         body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
         blocks.append(pre_norm_block(config, name, mixer, body, make))
     return assemble(config, tuple(blocks), make)

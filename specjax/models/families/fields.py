@@ -16,17 +16,24 @@ class ConfigError(ValueError):
 class Fields:
     """A configuration mapping whose every use is checked, and every field used.
 
-    A field that is absent or null takes the family's default; without one it is an
-    error. One that nobody has read when ``finish`` is called is an error as well: it
-    might change the maths.
+    A field that is absent takes the family's value in ``defaults``, or the one that the
+    caller gives; without either it is an error. Where it is null the caller's comes
+    first. A field that nobody has read when ``finish`` is called is an error as well:
+    it might change the maths.
 
     A name may list spellings, old and new: ``"norm_eps|block_norm_eps"``. Where several
     are there they must agree.
     """
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        where: str,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self._raw = raw
         self._where = where
+        self._defaults = defaults or {}
         self._used: set[str] = set()
 
     def error(self, name: str, problem: str) -> ConfigError:
@@ -36,6 +43,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return any(self._raw.get(part) is not None for part in name.split("|"))
+
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there and null: the file says that there is none."""
+        return name in self._raw and self._raw[name] is None
 
     def integer(
         self, name: str, default: int | None = None, *, at_least: int = 1
@@ -49,6 +60,13 @@ class Fields:
             )
             raise self.error(found, f"{wanted} is needed, found {value!r}")
         return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """A positive integer, or ``None`` where the family or a null says so."""
+        self._note(name)
+        if self.is_null(name) or not (self.has(name) or self._usual(name)):
+            return None
+        return self.integer(name)
 
     def count(self, name: str, *, at_most: int) -> int:
         """A positive integer of which a larger value must be a mistake."""
@@ -81,7 +99,7 @@ class Fields:
             raise self.error(found, f"a negative number is needed, found {value!r}")
         return float(value)
 
-    def boolean(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: bool | None = None) -> bool:
         """True or false."""
         found, value = self._value(name, default)
         if not isinstance(value, bool):
@@ -94,6 +112,11 @@ class Fields:
         if not isinstance(value, str):
             raise self.error(found, f"a string is needed, found {value!r}")
         return value
+
+    def anything(self, name: str) -> Any:
+        """The value as it stands, or ``None``."""
+        self._note(name)
+        return self._value(name, None)[1] if self.has(name) else None
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """An optional object."""
@@ -152,17 +175,26 @@ class Fields:
     def _note(self, name: str) -> None:
         self._used.update(name.split("|"))
 
+    def _usual(self, name: str) -> Any:
+        """The family's default, or ``None``."""
+        known = (self._defaults.get(part) for part in name.split("|"))
+        return next((value for value in known if value is not None), None)
+
     def _value(self, name: str, default: Any) -> tuple[str, Any]:
         """The spelling that was found, and its value."""
         self._note(name)
         names = name.split("|")
         found = [n for n in names if self._raw.get(n) is not None]
         if not found:
+            usual = self._usual(name)
+            null = any(part in self._raw for part in names)
+            if usual is not None and not (null and default is not None):
+                return names[0], usual
             if default is None:
                 raise self.error(" or ".join(names), "missing")
             return names[0], default
         values = [self._raw[n] for n in found]
-        if any(value != values[0] for value in values):
+        if any(value != values[0] for value in values[1:]):
             told = ", ".join(f"{n} = {self._raw[n]!r}" for n in found)
             raise self.error(found[0], f"contradicts itself: {told}")
         return found[0], values[0]

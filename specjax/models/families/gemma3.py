@@ -21,7 +21,13 @@ from specjax.models.families.parts import (
     feedforward,
     pre_norm_block,
 )
-from specjax.models.families.readings import attention_config, decoder_config, layers
+from specjax.models.families.readings import (
+    FULL,
+    SLIDING,
+    attention_config,
+    decoder_config,
+    layers,
+)
 from specjax.models.families.ropes import rope_of_layer
 from specjax.models.families.wrapped import decoder_prefix, text_fields
 
@@ -30,66 +36,48 @@ IMAGES = (
     r"(model\.)?multi_modal_projector\..*",
 )
 GELU = "gelu_pytorch_tanh"
-DEFAULTS = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-}
-"""The class's own, which files of the larger models leave out."""
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 
 
 def config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Most layers slide; norms before and after both sublayers."""
-    fields = text_fields(raw, "gemma3", DEFAULTS)
+    fields = text_fields(raw, "gemma3")
     fields.expect("hidden_activation", GELU, default=GELU)
     fields.expect("hidden_act", GELU, default=GELU)
     fields.expect("use_bidirectional_attention", False, default=False)
     # the model's own code reads it and leaves it unused
     fields.ignore("attn_logit_softcapping")
-    fields.ignore("rope_local_base_freq", "rope_theta", "sliding_window_pattern")
     hidden = fields.integer("hidden_size")
     bias = fields.boolean("attention_bias", False)
     full = attention_config(
         fields,
-        rope_of_layer(
-            fields, "full_attention", theta=1e6, old_theta="rope_theta", scaled=True
-        ),
-        head_dim=256,
+        rope_of_layer(fields, FULL, old_theta="rope_theta", scaled=True),
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        qk_norm_eps=fields.number("rms_norm_eps"),
+        scale=fields.number("query_pre_attn_scalar") ** -0.5,
     )
     near = rope_of_layer(
-        fields,
-        "sliding_attention",
-        theta=1e4,
-        old_theta="rope_local_base_freq",
-        scaled=False,
+        fields, SLIDING, old_theta="rope_local_base_freq", scaled=False
     )
     slide = dataclasses.replace(
         full,
         rope=near.rope(full.head_dim),
-        reach=fields.integer("sliding_window", 4096),
+        reach=fields.integer("sliding_window"),
     )
-    every = fields.integer("sliding_window_pattern", 6)
+    every = fields.integer("sliding_window_pattern")
     kinds = layer_kinds(
         fields,
         layers(fields),
-        ("sliding_attention", "full_attention"),
-        lambda i: "sliding_attention" if (i + 1) % every else "full_attention",
+        (SLIDING, FULL),
+        lambda i: SLIDING if (i + 1) % every else FULL,
     )
     body = GatedMLPConfig(
         size=fields.integer("intermediate_size"), activation="gelu_tanh"
     )
     blocks = [
         BlockConfig(
-            mixer=slide if kind == "sliding_attention" else full,
+            mixer=slide if kind == SLIDING else full,
             feedforward=body,
             post_norms=True,
         )
@@ -99,7 +87,6 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         fields,
         "gemma3",
         blocks,
-        tied=True,
         embedding_scale=hidden**0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping"),
     )

@@ -15,6 +15,7 @@ from specjax.models.config import (
     GatedMLPConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields
 from specjax.models.families.llama import build as glm4_moe_build
 from specjax.models.families.parts import (
@@ -42,44 +43,39 @@ __all__ = ["glm4", "glm4_build", "glm4_moe", "glm4_moe_build"]
 
 def glm4(raw: Mapping[str, Any]) -> DecoderConfig:
     """Norms before and after both sublayers; half of a head turns, pair by pair."""
-    fields = Fields(raw, "glm4")
+    fields = Fields(raw, "glm4", DEFAULTS["glm4"])
     block = BlockConfig(
         mixer=attention_config(
             fields,
-            rope_settings(fields, partial=0.5),
-            head_dim=128,
-            qkv_bias=fields.boolean("attention_bias", True),
+            rope_settings(fields, partial=True),
+            qkv_bias=fields.boolean("attention_bias"),
         ),
         feedforward=gated_mlp_config(fields),
         post_norms=True,
     )
-    return decoder_config(
-        fields, "glm4", [block] * layers(fields), eps=("rms_norm_eps", 1.5625e-7)
-    )
+    return decoder_config(fields, "glm4", [block] * layers(fields))
 
 
 def glm4_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     """GLM-4.5 to 4.7: grouped-query attention and DeepSeek's routing."""
-    fields = Fields(raw, "glm4_moe")
+    fields = Fields(raw, "glm4_moe", DEFAULTS["glm4_moe"])
     fields.expect("topk_method", "noaux_tc", default="noaux_tc")
     fields.expect("scoring_func", "sigmoid", default="sigmoid")
-    eps = fields.number("rms_norm_eps", 1e-5)
+    eps = fields.number("rms_norm_eps")
     normed = fields.boolean("use_qk_norm", False)
     mixer = attention_config(
         fields,
-        rope_settings(fields, partial=0.5),
+        rope_settings(fields, partial=True),
         qkv_bias=fields.boolean("attention_bias", False),
         qk_norm_eps=eps if normed else None,
     )
     mixture, plain = mixture_config(fields), gated_mlp_config(fields)
     blocks = [
         BlockConfig(mixer=mixer, feedforward=mixture if routed else plain)
-        for routed in sparse_layers(fields, layers(fields), dense=1)
+        for routed in sparse_layers(fields, layers(fields))
     ]
     ahead = heads_ahead(fields)
-    return decoder_config(
-        fields, "glm4_moe", blocks, eps=("rms_norm_eps", 1e-5), heads_ahead=ahead
-    )
+    return decoder_config(fields, "glm4_moe", blocks, heads_ahead=ahead)
 
 
 def glm4_build(config: DecoderConfig, make: Builder) -> Decoder:

@@ -14,10 +14,14 @@ from specjax.models.config import (
     RouterConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.parts import assemble, attention, pre_norm_block
 from specjax.models.families.readings import (
+    FULL,
+    SLIDING,
     attention_config,
+    chosen_experts,
     decoder_config,
     layers,
     sliding,
@@ -40,16 +44,14 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Sinks; sliding windows in every second layer; clamped experts in all."""
     if raw.get("rope_parameters") is None and raw.get("rope_scaling") is None:
         raw = {**raw, "rope_scaling": _ROPE}
-    fields = Fields(raw, "gpt_oss")
+    fields = Fields(raw, "gpt_oss", DEFAULTS["gpt_oss"])
     fields.expect("hidden_act", "silu", default="silu")
-    fields.expect("swiglu_alpha", 1.702, default=1.702)
-    fields.ignore("experts_per_token", "initial_context_length")
+    fields.ignore("initial_context_length")  # where nothing is scaled
     count = layers(fields)
-    bias = fields.boolean("attention_bias", True)
+    bias = fields.boolean("attention_bias")
     attention = attention_config(
         fields,
-        rope_settings(fields, theta=150000.0),
-        head_dim=64,
+        rope_settings(fields),
         qkv_bias=bias,
         out_bias=bias,
         sinks=True,
@@ -57,29 +59,28 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
     kinds = layer_kinds(
         fields,
         count,
-        ("sliding_attention", "full_attention"),
-        lambda i: "full_attention" if i % 2 else "sliding_attention",
+        (SLIDING, FULL),
+        lambda i: FULL if i % 2 else SLIDING,
     )
     experts = fields.integer("num_local_experts|num_experts")
-    top_k = fields.integer("num_experts_per_tok|experts_per_token", 4)
-    if top_k > experts:
-        raise fields.error("num_experts_per_tok", f"{top_k} of {experts} experts")
+    top_k = chosen_experts(fields, experts, "num_experts_per_tok|experts_per_token")
     mixture = MoEConfig(
         num_experts=experts,
         size=fields.integer("intermediate_size"),
         router=RouterConfig(kind="chosen", top_k=top_k, bias=True),
         kind="clamped",
-        limit=fields.number("swiglu_limit", 7.0),
+        limit=fields.number("swiglu_limit"),
+        slope=fields.number("swiglu_alpha"),
     )
     blocks = [
         BlockConfig(mixer=mixer, feedforward=mixture)
         for mixer in sliding(attention, fields, kinds)
     ]
-    return decoder_config(fields, "gpt_oss", blocks, eps=("rms_norm_eps", 1e-5))
+    return decoder_config(fields, "gpt_oss", blocks)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
-    """Read every tensor; experts are stored together, transposed, gate and up by turns."""
+    """Read every tensor; experts stand together, transposed, gate and up by turns."""
     hidden = config.hidden_size
     blocks = []
     for i, block in enumerate(config.blocks):

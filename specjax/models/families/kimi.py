@@ -17,6 +17,7 @@ from specjax.models.config import (
     LatentAttentionConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.parts import (
     assemble,
@@ -41,17 +42,18 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 
 def config(raw: Mapping[str, Any]) -> DecoderConfig:
     """No rotary positions anywhere."""
-    fields = Fields(raw, "kimi_linear")
+    fields = Fields(raw, "kimi_linear", DEFAULTS["kimi_linear"])
     fields.expect("mla_use_nope", True, default=True)
     fields.expect("moe_router_activation_func", "sigmoid", default="sigmoid")
-    fields.expect("use_grouped_topk", True, default=True)
+    if fields.integer("num_expert_group|n_group") > 1:
+        fields.expect("use_grouped_topk", True, default=True)
+    fields.ignore("use_grouped_topk")
     fields.expect("pretraining_tp", 1, default=1)
     # nothing turns
     fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
     fields.ignore("partial_rotary_factor")
     count = layers(fields)
-    eps = fields.number("rms_norm_eps", 1e-5)
-    delta, kinds = _delta(fields, count, eps)
+    delta, kinds = _delta(fields, count)
     latent = latent_config(fields, None)
     mixture = mixture_config(
         fields,
@@ -60,7 +62,6 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         shared="num_shared_experts|n_shared_experts",
         groups="num_expert_group|n_group",
         normalize="moe_renormalize|norm_topk_prob",
-        scale=2.446,
     )
     plain = gated_mlp_config(fields)
     blocks = [
@@ -68,61 +69,75 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
             mixer=delta if kind == _LINEAR else latent,
             feedforward=mixture if routed else plain,
         )
-        for kind, routed in zip(kinds, sparse_layers(fields, count, 1), strict=True)
+        for kind, routed in zip(kinds, sparse_layers(fields, count), strict=True)
     ]
     ahead = heads_ahead(fields)
     return decoder_config(
         fields,
         "kimi_linear",
         blocks,
-        eps=("rms_norm_eps", 1e-5),
+        tied=None,
         positions="model_max_length|max_position_embeddings",
         heads_ahead=ahead,
     )
 
 
-def _delta(
-    fields: Fields, count: int, eps: float
-) -> tuple[GatedDeltaConfig, list[str]]:
-    """The recurrent layers, and which they are; the lists count from 1."""
+def _delta(fields: Fields, count: int) -> tuple[GatedDeltaConfig, list[str]]:
+    """The recurrent layers, and which they are.
+
+    Old: all of it in ``linear_attn_config``. New: fields of their own.
+    """
     told = fields.mapping("linear_attn_config")
     part = Fields(told or {}, "kimi_linear linear_attn_config")
-    heads = part.integer("num_heads", fields.integer("linear_num_heads", 32))
-    size = part.integer("head_dim", fields.integer("linear_head_dim", 128))
-    width = part.integer(
-        "short_conv_kernel_size", fields.integer("linear_conv_kernel_dim", 4)
-    )
-    full = part.items("full_attn_layers", int)
-    linear = part.items("kda_layers", int)
+
+    def either(old: str, new: str) -> int:
+        beside = fields.integer(new)
+        within = part.integer(old, beside)
+        if fields.has(new) and within != beside:
+            raise fields.error(new, f"contradicts linear_attn_config: {beside}")
+        return within
+
+    heads = either("num_heads", "linear_num_heads")
+    size = either("head_dim", "linear_head_dim")
+    width = either("short_conv_kernel_size", "linear_conv_kernel_dim")
+    listed = _listed_kinds(part, count)
     floor = part.negative_number("gate_lower_bound")
     part.finish()
-    if full is not None and linear is not None:
-        if sorted(full + linear) != list(range(1, count + 1)):
-            raise fields.error(
-                "linear_attn_config",
-                f"full_attn_layers and kda_layers must name each of the {count} layers "
-                f"once, from 1 on: {full}, {linear}",
-            )
-
-    def otherwise(i: int) -> str:
-        if full is None or linear is None:
-            return _FULL if i and i % 4 == 0 else _LINEAR
-        return _FULL if i + 1 in full else _LINEAR
-
-    kinds = layer_kinds(fields, count, (_LINEAR, _FULL), otherwise)
+    kinds = layer_kinds(
+        fields,
+        count,
+        (_LINEAR, _FULL),
+        lambda i: listed[i] if listed else _FULL if i and i % 4 == 0 else _LINEAR,
+    )
+    if listed is not None and kinds != listed:
+        raise fields.error("layer_types", "contradicts linear_attn_config")
     delta = GatedDeltaConfig(
         num_key_heads=heads,
         num_value_heads=heads,
         key_dim=size,
         value_dim=size,
         conv_width=width,
-        norm_eps=eps,
+        norm_eps=fields.number("rms_norm_eps"),
         channel_decay=True,
         gate_rank=size,
         gate="sigmoid",
         decay_floor=floor,
     )
     return delta, kinds
+
+
+def _listed_kinds(part: Fields, count: int) -> list[str] | None:
+    """From two lists of layers, which count from 1; ``None`` without them."""
+    full, linear = part.items("full_attn_layers", int), part.items("kda_layers", int)
+    if full is None or linear is None:
+        return None
+    if sorted(full + linear) != list(range(1, count + 1)):
+        raise part.error(
+            "full_attn_layers",
+            f"with kda_layers it must name each of the {count} layers once, from 1 on: "
+            f"{full}, {linear}",
+        )
+    return [_FULL if i + 1 in full else _LINEAR for i in range(count)]
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
@@ -135,9 +150,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
             mixer = kimi_delta(f"{name}.self_attn", hidden, block.mixer, make)
         else:
             assert isinstance(block.mixer, LatentAttentionConfig)
-            mixer = latent_attention(
-                f"{name}.self_attn", hidden, block.mixer, make, interleaved=False
-            )
+            mixer = latent_attention(f"{name}.self_attn", hidden, block.mixer, make)
         sparse = make.has(f"{name}.block_sparse_moe.gate.weight")
         part = "block_sparse_moe" if sparse else "mlp"
         body = feedforward(
@@ -154,7 +167,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
 def kimi_delta(
     name: str, hidden: int, config: GatedDeltaConfig, make: Builder
 ) -> GatedDelta:
-    """Kimi delta attention: its three projections, and its three convolutions, as one."""
+    """Kimi delta attention: three projections, and three convolutions, as one."""
     heads, size = config.num_value_heads, config.value_dim
     values = heads * size
 

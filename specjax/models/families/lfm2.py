@@ -8,6 +8,7 @@ from typing import Any
 from specjax.models.axes import EMBED, MLP
 from specjax.models.build import Builder
 from specjax.models.config import (
+    AttentionConfig,
     BlockConfig,
     DecoderConfig,
     FeedForwardConfig,
@@ -17,6 +18,7 @@ from specjax.models.config import (
     ShortConvConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.parts import (
     assemble,
@@ -25,7 +27,13 @@ from specjax.models.families.parts import (
     mixture,
     pre_norm_block,
 )
-from specjax.models.families.readings import attention_config, decoder_config, layers
+from specjax.models.families.readings import (
+    FULL,
+    attention_config,
+    chosen_experts,
+    decoder_config,
+    layers,
+)
 from specjax.models.families.ropes import rope_settings
 from specjax.models.mixers.short_conv import ShortConv
 
@@ -34,11 +42,11 @@ PARTS = ("w1", "w3", "w2")
 
 def lfm2(raw: Mapping[str, Any]) -> DecoderConfig:
     """A dense feed-forward, whose width is worked out from three fields."""
-    fields = Fields(raw, "lfm2")
+    fields = Fields(raw, "lfm2", DEFAULTS["lfm2"])
     size = fields.integer("intermediate_size|block_ff_dim")
-    multiplier = fields.number("block_ffn_dim_multiplier", 1.0)
-    multiple = fields.integer("block_multiple_of", 256)
-    if fields.boolean("block_auto_adjust_ff_dim", True):
+    multiplier = fields.number("block_ffn_dim_multiplier")
+    multiple = fields.integer("block_multiple_of")
+    if fields.boolean("block_auto_adjust_ff_dim"):
         size = int(multiplier * int(2 * size / 3))
         size = multiple * -(-size // multiple)
     count = layers(fields)
@@ -47,18 +55,15 @@ def lfm2(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def lfm2_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     """Experts in all layers but the first."""
-    fields = Fields(raw, "lfm2_moe")
+    fields = Fields(raw, "lfm2_moe", DEFAULTS["lfm2_moe"])
     experts = fields.integer("num_experts|num_local_experts")
-    top_k = fields.integer("num_experts_per_tok", 4)
-    if top_k > experts:
-        raise fields.error("num_experts_per_tok", f"{top_k} of {experts} experts")
     router = RouterConfig(
         kind="sigmoid",
-        top_k=top_k,
-        selection_bias=fields.boolean("use_expert_bias", True),
-        normalize=fields.boolean("norm_topk_prob", True),
+        top_k=chosen_experts(fields, experts),
+        selection_bias=fields.boolean("use_expert_bias"),
+        normalize=fields.boolean("norm_topk_prob"),
         epsilon=1e-6,
-        scale=fields.number("routed_scaling_factor", 1.0),
+        scale=fields.number("routed_scaling_factor"),
     )
     routed = MoEConfig(
         num_experts=experts,
@@ -66,7 +71,7 @@ def lfm2_moe(raw: Mapping[str, Any]) -> DecoderConfig:
         router=router,
     )
     dense = GatedMLPConfig(size=fields.integer("intermediate_size"))
-    first = fields.integer("num_dense_layers", 2, at_least=0)
+    first = fields.integer("num_dense_layers", at_least=0)
     return _config(
         fields,
         "lfm2_moe",
@@ -80,45 +85,49 @@ def _config(
     hidden = fields.integer("hidden_size|block_dim")
     for name in ("conv_dim", "conv_dim_out"):
         fields.expect(name, hidden, default=hidden)
-    # spellings of another time
-    fields.ignore("num_heads", "block_norm_eps", "block_use_swiglu", "theta")
-    fields.ignore(
-        "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"
-    )
+    for name in ("block_use_swiglu", "use_pos_enc"):
+        fields.expect(name, True, default=True)
+    # of the code that trained it: no code that runs it reads them
+    fields.ignore("num_heads", "block_norm_eps")
+    fields.ignore("block_mlp_init_scale", "block_out_init_scale")
+    fields.ignore("block_use_xavier_init", "conv_use_xavier_init")
     fields.expect("hidden_act", "silu", default="silu")
     count = len(feedforwards)
-    eps = fields.number("norm_eps", 1e-5)
-    heads = attention_config(
-        fields,
-        rope_settings(fields, theta=1e6),
-        qk_norm_eps=eps,
-    )
+    rope = rope_settings(fields)
+    fields.expect("theta", rope.theta, default=rope.theta)
+    heads = attention_config(fields, rope, qk_norm_eps=fields.number("norm_eps"))
     convolution = ShortConvConfig(
         channels=hidden,
-        conv_width=fields.integer("conv_L_cache", 3, at_least=2),
+        conv_width=fields.integer("conv_L_cache", at_least=2),
         bias=fields.boolean("conv_bias", False),
     )
-    full = fields.items("full_attn_idxs", int)
-    kinds = layer_kinds(
-        fields,
-        count,
-        ("conv", "full_attention"),
-        lambda i: "full_attention" if full is None or i in full else "conv",
-    )
+    kinds = _kinds(fields, count)
     blocks = [
-        BlockConfig(
-            mixer=heads if kind == "full_attention" else convolution, feedforward=body
-        )
+        BlockConfig(mixer=heads if kind == FULL else convolution, feedforward=body)
         for kind, body in zip(kinds, feedforwards, strict=True)
     ]
     return decoder_config(
         fields,
         family,
         blocks,
-        eps=("norm_eps", 1e-5),
-        tied=True,
-        tied_field="tie_word_embeddings|tie_embedding",
+        eps="norm_eps",
+        tied="tie_word_embeddings|tie_embedding",
     )
+
+
+def _kinds(fields: Fields, count: int) -> list[str]:
+    """``layer_types``, or the numbers of layers of attention, or attention alone."""
+    full = fields.items("full_attn_idxs", int)
+    kinds = layer_kinds(
+        fields,
+        count,
+        ("conv", FULL),
+        lambda i: FULL if full is None or i in full else "conv",
+    )
+    told = [i for i, kind in enumerate(kinds) if kind == FULL]
+    if full is not None and sorted(full) != told:
+        raise fields.error("full_attn_idxs", f"{full}, but these attend: {told}")
+    return kinds
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
@@ -130,6 +139,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
         if isinstance(block.mixer, ShortConvConfig):
             mixer = short_convolution(f"{name}.conv", block.mixer, make)
         else:
+            assert isinstance(block.mixer, AttentionConfig)
             mixer = attention(
                 f"{name}.self_attn",
                 hidden,
@@ -149,6 +159,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
                 parts=PARTS,
             )
         else:
+            assert isinstance(block.feedforward, GatedMLPConfig)
             body = gated_mlp(part, hidden, block.feedforward, make, PARTS)
         blocks.append(
             pre_norm_block(

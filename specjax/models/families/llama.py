@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.models.build import Builder
-from specjax.models.config import BlockConfig, DecoderConfig
+from specjax.models.config import AttentionConfig, BlockConfig, DecoderConfig
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields
 from specjax.models.families.parts import (
     assemble,
@@ -26,11 +27,11 @@ from specjax.models.families.ropes import rope_settings
 
 def config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Translate a Hugging Face configuration."""
-    fields = Fields(raw, "llama")
+    fields = Fields(raw, "llama", DEFAULTS["llama"])
     # splits one product into several, for training on several devices
     fields.expect("pretraining_tp", 1, default=1)
     fields.expect("rope_interleaved", False, default=False)
-    bias = fields.boolean("attention_bias", default=False)
+    bias = fields.boolean("attention_bias", False)
     block = BlockConfig(
         mixer=attention_config(
             fields, rope_settings(fields), qkv_bias=bias, out_bias=bias
@@ -43,14 +44,11 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the family's checkpoint layout."""
     hidden = config.hidden_size
-    blocks = tuple(
-        pre_norm_block(
-            config,
-            f"model.layers.{i}",
-            attention(f"model.layers.{i}.self_attn", hidden, block.mixer, make),
-            feedforward(f"model.layers.{i}.mlp", hidden, block.feedforward, make),
-            make,
-        )
-        for i, block in enumerate(config.blocks)
-    )
-    return assemble(config, blocks, make)
+    blocks = []
+    for i, block in enumerate(config.blocks):
+        name = f"model.layers.{i}"
+        assert isinstance(block.mixer, AttentionConfig)
+        mixer = attention(f"{name}.self_attn", hidden, block.mixer, make)
+        body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
+        blocks.append(pre_norm_block(config, name, mixer, body, make))
+    return assemble(config, tuple(blocks), make)

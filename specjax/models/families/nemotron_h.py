@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,13 @@ from specjax.models.config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
+    FeedForwardConfig,
     Mamba2Config,
     MoEConfig,
     PlainMLPConfig,
 )
 from specjax.models.decoder import Block, Decoder, Sublayer
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields
 from specjax.models.families.parts import (
     assemble,
@@ -36,82 +39,85 @@ from specjax.models.linear import Linear
 from specjax.models.mixers.mamba2 import Mamba2
 from specjax.models.norms import GroupedRMSNorm
 
-HEADS_AHEAD = (r"mtp\..*",)
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+_EPS = "layer_norm_epsilon|rms_norm_eps"
+_WITHOUT_EFFECT = (
+    # positions do not turn
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+    # the sizes of blocks follow from other fields, and their number from the kinds
+    *("expand", "mamba_expand", "time_step_rank", "n_shared_experts"),
+    # how steps are drawn before training
+    *("time_step_min", "time_step_max", "time_step_floor"),
+    *("mamba_dt_min", "mamba_dt_max", "mamba_dt_init_floor"),
+    # biases that the model's own code does not make: a file that has them is refused
+    *("attention_bias", "mamba_proj_bias"),
+    # how the work is done, and in what precision
+    *("chunk_size", "mamba_chunk_size", "residual_in_fp32"),
+    "moe_shared_expert_overlap",
+    # of layers that predict further tokens, and of no layer
+    *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+    *("norm_eps", "hidden_act"),
+)
 
 
 def config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Mamba2, attention without positions, MLPs and experts, in any order."""
-    fields = Fields(raw, "nemotron_h")
+    known = DEFAULTS["nemotron_h"]
+    fields = Fields(raw, "nemotron_h", known)
     fields.expect("mlp_hidden_act", "relu2", default="relu2")
     fields.expect("mamba_hidden_act", "silu", default="silu")
-    fields.expect("attention_bias", False, default=False)
-    fields.expect("mamba_proj_bias", False, default=False)
     fields.refuse("sliding_window", "sliding windows of this family")
-    # positions do not turn; the rest is about training and about storing the state
-    fields.ignore("rope_theta", "rope_scaling", "rope_parameters", "expand")
-    fields.ignore("partial_rotary_factor", "chunk_size", "mamba_chunk_size", "norm_eps")
-    fields.ignore(
-        "time_step_min", "time_step_max", "time_step_floor", "residual_in_fp32"
-    )
-    fields.ignore("time_step_limit", "mamba_expand", "time_step_rank", "mamba_dt_min")
-    fields.ignore("mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor")
-    fields.ignore("num_nextn_predict_layers", "mtp_hybrid_override_pattern")
-    fields.ignore("mtp_layers_block_type", "moe_shared_expert_overlap", "hidden_act")
-    fields.ignore("tie_word_embeddings", "num_hidden_layers")  # see below
-    fields.ignore("n_routed_experts", "n_shared_experts", "num_experts_per_tok")
-    fields.ignore("moe_intermediate_size", "moe_shared_expert_intermediate_size")
-    fields.ignore("moe_latent_size", "n_group", "topk_group", "norm_topk_prob")
-    fields.ignore("routed_scaling_factor", "intermediate_size")
-    eps = fields.number("layer_norm_epsilon|rms_norm_eps", 1e-5)
+    _check_steps(fields)
+    # what is said of kinds of block that are not there is known all the same
+    fields.ignore(*_WITHOUT_EFFECT, *known)
     parts = {
-        "mamba": lambda: BlockConfig(mixer=_mamba(fields, eps), feedforward=None),
+        "mamba": lambda: BlockConfig(mixer=_mamba(fields), feedforward=None),
         "attention": lambda: BlockConfig(
-            mixer=attention_config(fields, None, head_dim=128), feedforward=None
+            mixer=attention_config(fields, None), feedforward=None
         ),
         "moe": lambda: BlockConfig(mixer=None, feedforward=_mixture(fields)),
         "mlp": lambda: BlockConfig(mixer=None, feedforward=_mlp(fields)),
     }
     kinds = _kinds(fields)
     made = {kind: parts[kind]() for kind in dict.fromkeys(kinds)}
-    # read them all the same: a field of a kind that is not there is no stranger
-    for kind in ("mamba", "attention"):
-        fields.ignore(*_FIELDS[kind])
     return decoder_config(
         fields,
         "nemotron_h",
         [made[kind] for kind in kinds],
-        eps=("layer_norm_epsilon|rms_norm_eps", 1e-5),
-        # the model's own code never ties, whatever the field says
-        tied_field=None,
+        eps=_EPS,
+        tied=None,
+        heads_ahead=fields.integer("num_nextn_predict_layers", at_least=0),
     )
 
 
-_FIELDS = {
-    "mamba": (
-        "mamba_num_heads",
-        "mamba_head_dim",
-        "ssm_state_size",
-        "n_groups",
-        "conv_kernel",
-        "use_conv_bias",
-        "use_bias",
-        "mlp_bias",
-    ),
-    "attention": ("num_attention_heads", "num_key_value_heads", "head_dim"),
-}
+def _check_steps(fields: Fields) -> None:
+    """Refuse limits of the steps' sizes, but for those that limit nothing."""
+    name = "time_step_limit|mamba_dt_limit"
+    limits = fields.anything(name)
+    if limits is None:
+        return
+    # JSON has no infinity, and there are several ways around that
+    free = (math.inf, "inf", "Infinity", {"__float__": "Infinity"})
+    if not isinstance(limits, list | tuple) or len(limits) != 2:
+        raise fields.error(name, f"two numbers are needed, found {limits!r}")
+    if limits[0] != 0 or limits[1] not in free:
+        raise fields.error(name, f"{limits!r} is not implemented (only 0, inf is)")
 
 
 def _kinds(fields: Fields) -> list[str]:
     """One kind a block, from the letters, or from a list of names old or new."""
+    pattern = "hybrid_override_pattern"
     names = fields.items("layers_block_type|layer_types", str)
-    if fields.has("hybrid_override_pattern"):
-        letters = fields.text("hybrid_override_pattern")
-        names = names or [_LETTERS.get(letter, letter) for letter in letters]
-    if not names:
-        raise fields.error("hybrid_override_pattern", "missing or empty")
-    kinds = [_NAMES.get(name, name) for name in names]
+    fields.ignore(pattern)
+    spelt = names
+    if fields.has(pattern):
+        spelt = [_LETTERS.get(letter, letter) for letter in fields.text(pattern)]
+    kinds = [_NAMES.get(name, name) for name in names or spelt or ()]
+    if not kinds:
+        raise fields.error(pattern, "missing or empty")
+    if [_NAMES.get(name, name) for name in spelt or ()] != kinds:
+        raise fields.error(pattern, f"contradicts layers_block_type: {names}")
     for kind in kinds:
         if kind not in _LETTERS.values():
             raise fields.error(
@@ -126,35 +132,37 @@ def _kinds(fields: Fields) -> list[str]:
     return kinds
 
 
-def _mamba(fields: Fields, eps: float) -> Mamba2Config:
+def _mamba(fields: Fields) -> Mamba2Config:
     return Mamba2Config(
-        num_heads=fields.integer("mamba_num_heads", 128),
-        head_dim=fields.integer("mamba_head_dim", 64),
-        state_dim=fields.integer("ssm_state_size", 128),
-        num_groups=fields.integer("n_groups|mamba_n_groups", 8),
-        conv_width=fields.integer("conv_kernel|mamba_d_conv", 4, at_least=2),
-        conv_bias=fields.boolean("use_conv_bias|mamba_conv_bias", True),
-        bias=fields.boolean("use_bias", False),
-        norm_eps=eps,
+        num_heads=fields.integer("mamba_num_heads"),
+        head_dim=fields.integer("mamba_head_dim"),
+        state_dim=fields.integer("ssm_state_size"),
+        num_groups=fields.integer("n_groups|mamba_n_groups"),
+        conv_width=fields.integer("conv_kernel|mamba_d_conv", at_least=2),
+        conv_bias=fields.boolean("use_conv_bias|mamba_conv_bias"),
+        bias=fields.boolean("use_bias"),
+        norm_eps=fields.number(_EPS),
     )
 
 
 def _mlp(fields: Fields) -> PlainMLPConfig:
     return PlainMLPConfig(
-        size=fields.integer("intermediate_size"), bias=fields.boolean("mlp_bias", False)
+        size=fields.integer("intermediate_size"), bias=fields.boolean("mlp_bias")
     )
 
 
 def _mixture(fields: Fields) -> MoEConfig:
     routed = mixture_config(fields, shared=None)
-    latent = (
-        fields.integer("moe_latent_size") if fields.has("moe_latent_size") else None
-    )
     shared = PlainMLPConfig(
         size=fields.integer("moe_shared_expert_intermediate_size"),
-        bias=fields.boolean("mlp_bias", False),
+        bias=fields.boolean("mlp_bias"),
     )
-    return dataclasses.replace(routed, kind="plain", latent_dim=latent, shared=shared)
+    return dataclasses.replace(
+        routed,
+        kind="plain",
+        latent_dim=fields.optional_integer("moe_latent_size"),
+        shared=shared,
+    )
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
@@ -174,7 +182,7 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
                 blocks.append(Block(mixer=body, feedforward=None))
             case _:
                 assert block.feedforward is not None
-                inner = feedforward(part, hidden, block.feedforward, make)
+                inner = _feedforward(part, hidden, block.feedforward, make)
                 blocks.append(Block(mixer=None, feedforward=Sublayer(norm, inner)))
     return assemble(
         config,
@@ -184,6 +192,16 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
         embedding="embeddings",
         norm="norm_f",
     )
+
+
+def _feedforward(
+    name: str, hidden: int, config: FeedForwardConfig, make: Builder
+) -> Any:
+    if not isinstance(config, MoEConfig):
+        return feedforward(name, hidden, config, make)
+    # one flag is for the shared expert and for what stands around the others
+    bias = config.shared is not None and config.shared.bias
+    return feedforward(name, hidden, config, make, latent_bias=bias)
 
 
 def mamba2(name: str, hidden: int, config: Mamba2Config, make: Builder) -> Mamba2:

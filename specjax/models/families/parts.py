@@ -171,17 +171,14 @@ def latent_attention(
     hidden: int,
     config: LatentAttentionConfig,
     make: Builder,
-    *,
-    interleaved: bool,
-    index_interleaved: bool = True,
 ) -> LatentAttention:
-    """DeepSeek's names. ``interleaved``: rotary dimensions are stored pair by pair."""
+    """DeepSeek's names."""
     heads, latent, turning = config.num_heads, config.latent_dim, config.rotary_dim
     size = config.content_dim + turning
     rank = config.query_rank
 
     def rows(count: int, width: int, start: int) -> list[int]:
-        if not interleaved:
+        if not config.rotary_pairs:
             return list(range(count * width))
         return interleaved_rows(count, width, start, turning)
 
@@ -227,7 +224,7 @@ def latent_attention(
             bias=config.bias,
             axes=(EMBED, HEADS),
         ),
-        indexer=_indexer(f"{name}.indexer", hidden, config, make, index_interleaved),
+        indexer=_indexer(f"{name}.indexer", hidden, config, make),
     )
 
 
@@ -236,7 +233,6 @@ def _indexer(
     hidden: int,
     config: LatentAttentionConfig,
     make: Builder,
-    interleaved: bool,
 ) -> Indexer | None:
     index, rank = config.indexer, config.query_rank
     if index is None:
@@ -245,7 +241,7 @@ def _indexer(
     size = index.head_dim
 
     def rows(heads: int) -> np.ndarray:
-        if not interleaved:
+        if not config.rotary_pairs:
             return np.arange(heads * size)
         return np.asarray(interleaved_rows(heads, size, 0, config.rotary_dim))
 
@@ -320,9 +316,10 @@ def mixture(
     selection_bias: str = "gate.e_score_correction_bias",
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     shared: str = "shared_experts",
+    latent_bias: bool = False,
 ) -> MoE:
     """Experts that are stored one by one, or all in one (Qwen3.5's files)."""
-    count = range(config.num_experts)
+    count, latent = range(config.num_experts), config.latent_dim
 
     def names(part: str) -> list[str]:
         return [f"{name}.experts.{e}.{part}" for e in count]
@@ -356,33 +353,40 @@ def mixture(
         )
         if config.shared_gate
         else None,
-        latent_in=_latent(f"{name}.fc1_latent_proj", config, hidden, make, inward=True),
-        latent_out=_latent(
-            f"{name}.fc2_latent_proj", config, hidden, make, inward=False
+        latent_in=None
+        if latent is None
+        else make.linear(
+            f"{name}.fc1_latent_proj",
+            latent,
+            hidden,
+            bias=latent_bias,
+            axes=("latent", EMBED),
+        ),
+        latent_out=None
+        if latent is None
+        else make.linear(
+            f"{name}.fc2_latent_proj",
+            hidden,
+            latent,
+            bias=latent_bias,
+            axes=(EMBED, "latent"),
         ),
     )
 
 
 def feedforward(
-    name: str, hidden: int, config: FeedForwardConfig, make: Builder, **names: Any
+    name: str,
+    hidden: int,
+    config: FeedForwardConfig | None,
+    make: Builder,
+    **options: Any,
 ) -> Any:
-    """Whatever the configuration asks for; ``names`` are of a mixture's tensors."""
+    """Whatever the configuration asks for; ``options`` are a mixture's."""
+    assert config is not None, f"{name}: the block has no feed-forward"
     match config:
         case GatedMLPConfig():
             return gated_mlp(name, hidden, config, make)
         case PlainMLPConfig():
             return plain_mlp(name, hidden, config, make)
         case MoEConfig():
-            return mixture(name, hidden, config, make, **names)
-
-
-def _latent(
-    name: str, config: MoEConfig, hidden: int, make: Builder, *, inward: bool
-) -> Linear | None:
-    if config.latent_dim is None:
-        return None
-    outputs, inputs = config.latent_dim, hidden
-    axes = ("latent", EMBED)
-    if not inward:
-        outputs, inputs, axes = inputs, outputs, (EMBED, "latent")
-    return make.linear(name, outputs, inputs, bias=False, axes=axes)
+            return mixture(name, hidden, config, make, **options)

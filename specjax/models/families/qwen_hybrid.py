@@ -20,6 +20,7 @@ from specjax.models.config import (
     GatedDeltaConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.parts import (
     assemble,
@@ -42,16 +43,16 @@ from specjax.models.linear import Linear
 from specjax.models.mixers.gated_delta import GatedDelta
 
 IMAGES = (r"model\.visual\..*", r"visual\..*")
-HEADS_AHEAD = (r"mtp\..*",)
-"""Layers that predict further tokens: drafters, not part of the decoder."""
 
 
 def qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
     """Experts in every layer, unless the configuration names dense ones."""
-    fields = Fields(raw, "qwen3_next")
+    fields = Fields(raw, "qwen3_next", DEFAULTS["qwen3_next"])
     count = layers(fields)
     sparse = qwen_sparse_layers(fields, count)
-    mixture = softmax_mixture_config(fields, normalize=True, shared=True)
+    mixture = softmax_mixture_config(
+        fields, normalize=fields.boolean("norm_topk_prob"), shared=True
+    )
     dense = mixture if all(sparse) else gated_mlp_config(fields)
     return _config(
         fields, "qwen3_next", [mixture if routed else dense for routed in sparse]
@@ -61,6 +62,7 @@ def qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
 def qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
     """A dense feed-forward in every layer."""
     fields = text_fields(raw, "qwen3_5")
+    fields.expect("mlp_only_layers", [], default=[])  # all layers are dense
     return _config(fields, "qwen3_5", [gated_mlp_config(fields)] * layers(fields))
 
 
@@ -68,39 +70,45 @@ def qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     """Experts in every layer, their weights always normalised."""
     fields = text_fields(raw, "qwen3_5_moe")
     fields.expect("norm_topk_prob", True, default=True)
-    mixture = softmax_mixture_config(fields, normalize=None, shared=True)
+    if not all(qwen_sparse_layers(fields, layers(fields))):
+        raise fields.error("mlp_only_layers", "dense layers are not implemented here")
+    mixture = softmax_mixture_config(fields, normalize=True, shared=True)
     return _config(fields, "qwen3_5_moe", [mixture] * layers(fields))
 
 
 def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConfig:
     fields.expect("hidden_act", "silu", default="silu")
     fields.expect("attn_output_gate", True, default=True)
-    fields.ignore("intermediate_size", "mtp_num_hidden_layers")
-    fields.ignore("mtp_use_dedicated_embeddings", "num_nextn_predict_layers")
-    eps = fields.number("rms_norm_eps", 1e-6)
+    fields.expect("use_sliding_window", False, default=False)
+    fields.ignore("sliding_window", "max_window_layers")
+    # of the recurrent layers; another name of the same function
+    if fields.text("output_gate_type", "silu") != "swish":
+        fields.expect("output_gate_type", "silu", default="silu")
+    fields.ignore("intermediate_size", "mtp_use_dedicated_embeddings")
+    ahead = fields.integer("mtp_num_hidden_layers|num_nextn_predict_layers", at_least=0)
+    eps = fields.number("rms_norm_eps")
     bias = fields.boolean("attention_bias", False)
     gated = attention_config(
         fields,
-        rope_settings(fields, partial=0.25),
-        head_dim=256,
+        rope_settings(fields, partial=True),
         qkv_bias=bias,
         out_bias=bias,
         out_gate=True,
         qk_norm_eps=eps,
     )
-    keys = fields.integer("linear_num_key_heads", 16)
-    values = fields.integer("linear_num_value_heads", 32)
+    keys = fields.integer("linear_num_key_heads")
+    values = fields.integer("linear_num_value_heads")
     if values % keys:
         raise fields.error("linear_num_value_heads", f"{values}, for {keys} key heads")
     delta = GatedDeltaConfig(
         num_key_heads=keys,
         num_value_heads=values,
-        key_dim=fields.integer("linear_key_head_dim", 128),
-        value_dim=fields.integer("linear_value_head_dim", 128),
-        conv_width=fields.integer("linear_conv_kernel_dim", 4, at_least=2),
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        conv_width=fields.integer("linear_conv_kernel_dim", at_least=2),
         norm_eps=eps,
     )
-    every = fields.integer("full_attention_interval", 4)
+    every = fields.integer("full_attention_interval")
     kinds = layer_kinds(
         fields,
         len(feedforwards),
@@ -113,7 +121,7 @@ def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConf
         )
         for kind, body in zip(kinds, feedforwards, strict=True)
     ]
-    return decoder_config(fields, family, blocks)
+    return decoder_config(fields, family, blocks, heads_ahead=ahead)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:

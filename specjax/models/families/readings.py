@@ -21,6 +21,7 @@ MOST_LAYERS = 1000
 LATENT_EPS = 1e-6
 """Of the norms of latents: the class default of transformers' RMSNorm, which takes no
 notice of the configuration's."""
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def layers(fields: Fields) -> int:
@@ -29,23 +30,16 @@ def layers(fields: Fields) -> int:
 
 
 def attention_config(
-    fields: Fields,
-    settings: RopeSettings | None,
-    *,
-    head_dim: int | None = None,
-    head_dim_field: bool = True,
-    **options: Any,
+    fields: Fields, settings: RopeSettings | None, **options: Any
 ) -> AttentionConfig:
-    """Head counts and sizes; ``head_dim`` is the family's default."""
+    """Head counts and sizes; what a null or no value means is every family's."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error(
             "num_key_value_heads", f"{kv_heads} does not divide {heads} query heads"
         )
-    size = head_dim or max(1, fields.integer("hidden_size") // heads)
-    if head_dim_field:
-        size = fields.integer("head_dim", size)
+    size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -59,11 +53,11 @@ def sliding(
     attention: AttentionConfig, fields: Fields, kinds: list[str]
 ) -> list[AttentionConfig]:
     """One configuration a layer, from ``full_attention`` and ``sliding_attention``."""
-    if "sliding_attention" not in kinds:
+    if SLIDING not in kinds:
         fields.ignore("sliding_window")
         return [attention] * len(kinds)
     near = dataclasses.replace(attention, reach=fields.integer("sliding_window"))
-    return [near if kind == "sliding_attention" else attention for kind in kinds]
+    return [near if kind == SLIDING else attention for kind in kinds]
 
 
 def decoder_config(
@@ -71,36 +65,35 @@ def decoder_config(
     family: str,
     blocks: list[BlockConfig],
     *,
-    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
-    tied: bool = False,
-    tied_field: str | None = "tie_word_embeddings",
+    eps: str = "rms_norm_eps",
+    tied: str | None = "tie_word_embeddings",
     positions: str = "max_position_embeddings",
     **options: Any,
 ) -> DecoderConfig:
     """The whole, after which no field may be left that nobody has read.
 
-    ``tied_field`` is ``None`` in families that never tie their head.
+    ``tied`` is ``None`` in families whose own code never ties the head: whatever the
+    field says, their files hold one.
     """
+    fields.ignore("tie_word_embeddings")
     config = DecoderConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         blocks=tuple(blocks),
-        norm_eps=fields.number(*eps),
-        tied=tied_field is not None and fields.boolean(tied_field, default=tied),
-        max_positions=fields.integer(positions, 2048),
+        norm_eps=fields.number(eps),
+        tied=tied is not None and fields.boolean(tied, False),
+        max_positions=fields.integer(positions),
         **options,
     )
     fields.finish()
     return config
 
 
-def gated_mlp_config(
-    fields: Fields, size: str = "intermediate_size", **options: Any
-) -> GatedMLPConfig:
+def gated_mlp_config(fields: Fields, **options: Any) -> GatedMLPConfig:
     """A dense feed-forward with SiLU."""
     fields.expect("hidden_act", "silu", default="silu")
-    return GatedMLPConfig(size=fields.integer(size), **options)
+    return GatedMLPConfig(size=fields.integer("intermediate_size"), **options)
 
 
 def mixture_config(
@@ -111,27 +104,25 @@ def mixture_config(
     shared: str | None = "n_shared_experts",
     groups: str = "n_group",
     normalize: str = "norm_topk_prob",
-    scale: float = 1.0,
 ) -> MoEConfig:
     """DeepSeek-V3's routing: sigmoids, a bias for the choice, groups, a scale."""
     size = fields.integer("moe_intermediate_size")
-    copies = 0 if shared is None else fields.integer(shared, 1, at_least=0)
+    copies = 0 if shared is None else fields.integer(shared, at_least=0)
     count = fields.integer(experts)
-    group_count = fields.integer(groups, 1)
-    kept = fields.integer("topk_group", 1)
+    group_count, kept = fields.integer(groups, 1), fields.integer("topk_group", 1)
     if count % group_count or kept > group_count:
         raise fields.error(
             groups, f"{count} experts, {group_count} groups, {kept} of them kept"
         )
     router = RouterConfig(
         kind="sigmoid",
-        top_k=_at_most(fields, top_k, fields.integer(top_k), count),
+        top_k=chosen_experts(fields, count, top_k),
         selection_bias=True,
         groups=group_count,
         kept_groups=kept,
         normalize=fields.boolean(normalize, True),
         epsilon=1e-20,
-        scale=fields.number("routed_scaling_factor", scale),
+        scale=fields.number("routed_scaling_factor", 1.0),
     )
     return MoEConfig(
         num_experts=count,
@@ -142,41 +133,36 @@ def mixture_config(
 
 
 def softmax_mixture_config(
-    fields: Fields, *, normalize: bool | None, shared: bool
+    fields: Fields, *, normalize: bool, shared: bool
 ) -> MoEConfig:
-    """Qwen's routing: a softmax over all experts. ``normalize``: the default of
-    ``norm_topk_prob``, or ``None`` where there is no such field and it is done.
-    """
+    """Qwen's routing: a softmax over all experts."""
     count = fields.integer("num_experts|num_local_experts")
-    top_k = fields.integer("num_experts_per_tok")
-    router = RouterConfig(
-        kind="softmax",
-        top_k=_at_most(fields, "num_experts_per_tok", top_k, count),
-        normalize=True
-        if normalize is None
-        else fields.boolean("norm_topk_prob", normalize),
-    )
+    shared_size = "shared_expert_intermediate_size"
     return MoEConfig(
         num_experts=count,
         size=fields.integer("moe_intermediate_size"),
-        router=router,
-        shared=GatedMLPConfig(size=fields.integer("shared_expert_intermediate_size"))
-        if shared
-        else None,
+        router=RouterConfig(
+            kind="softmax", top_k=chosen_experts(fields, count), normalize=normalize
+        ),
+        shared=GatedMLPConfig(size=fields.integer(shared_size)) if shared else None,
         shared_gate=shared,
     )
 
 
-def _at_most(fields: Fields, name: str, value: int, most: int) -> int:
-    if value > most:
-        raise fields.error(name, f"{value} of {most} experts")
-    return value
+def chosen_experts(
+    fields: Fields, count: int, name: str = "num_experts_per_tok"
+) -> int:
+    """How many of ``count`` experts a token goes to."""
+    chosen = fields.integer(name)
+    if chosen > count:
+        raise fields.error(name, f"{chosen} of {count} experts")
+    return chosen
 
 
-def sparse_layers(fields: Fields, count: int, dense: int) -> list[bool]:
-    """Which layers are mixtures: all but the first ``dense`` ones, unless it says."""
+def sparse_layers(fields: Fields, count: int) -> list[bool]:
+    """Which layers are mixtures: all but the first few, unless a list says which."""
     fields.expect("moe_layer_freq", 1, default=1)
-    first = fields.integer("first_k_dense_replace", dense, at_least=0)
+    first = fields.integer("first_k_dense_replace", at_least=0)
     kinds = fields.items("mlp_layer_types", str)
     if kinds is None:
         return [i >= first for i in range(count)]
@@ -198,16 +184,14 @@ def latent_config(
     fields: Fields, settings: RopeSettings | None, **options: Any
 ) -> LatentAttentionConfig:
     """DeepSeek's latent attention."""
-    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "q_lora_rank")
+    # repeated by other fields: every head has a key of its own
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     content = fields.integer("qk_nope_head_dim")
     turning = fields.integer("qk_rope_head_dim")
     factor = 1.0 if settings is None else settings.score_factor
-    if settings is not None and settings.partial != 1.0:
-        raise fields.error("partial_rotary_factor", "must be 1 for latent attention")
-    rank = fields.integer("q_lora_rank") if fields.has("q_lora_rank") else None
     return LatentAttentionConfig(
         num_heads=fields.integer("num_attention_heads"),
-        query_rank=rank,
+        query_rank=fields.optional_integer("q_lora_rank"),
         latent_dim=fields.integer("kv_lora_rank"),
         content_dim=content,
         rotary_dim=turning,
@@ -222,7 +206,7 @@ def latent_config(
 
 def heads_ahead(fields: Fields) -> int:
     """Layers behind the decoder's own that predict further tokens."""
-    return fields.integer("num_nextn_predict_layers|num_mtp_layers", 0, at_least=0)
+    return fields.integer("num_nextn_predict_layers|num_mtp_layers", at_least=0)
 
 
 def attention_kinds(fields: Fields, count: int, sliding_from: int | None) -> list[str]:
@@ -230,10 +214,6 @@ def attention_kinds(fields: Fields, count: int, sliding_from: int | None) -> lis
     return layer_kinds(
         fields,
         count,
-        ("full_attention", "sliding_attention"),
-        lambda i: (
-            "sliding_attention"
-            if sliding_from is not None and i >= sliding_from
-            else "full_attention"
-        ),
+        (FULL, SLIDING),
+        lambda i: SLIDING if sliding_from is not None and i >= sliding_from else FULL,
     )

@@ -6,29 +6,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.models.build import Builder
+from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import ConfigError, Fields
 
-_SHARED = ("tie_word_embeddings", "vocab_size")
-"""Fields that the outer configuration may hold for the decoder."""
+TIED = "tie_word_embeddings"
+_OUTER = (
+    "text_config",
+    # images, and how they enter
+    "vision_config",
+    "mm_tokens_per_image",
+    "language_model_only",
+    # said of the decoder once more, by files that repeat themselves
+    "vocab_size",
+    "hidden_size",
+)
+"""What the outer configuration may hold beside the harmless fields."""
 
 
-def text_fields(
-    raw: Mapping[str, Any], family: str, defaults: Mapping[str, Any] | None = None
-) -> Fields:
+def text_fields(raw: Mapping[str, Any], family: str) -> Fields:
     """The fields of ``text_config``, or of a configuration that is of text alone.
 
-    ``defaults`` are for families whose files leave out what their class knows.
-
-    Of the outer configuration only what concerns the decoder is taken; the rest is
-    about images, sounds and how they enter.
+    Of two flags that tie the head the outer one counts, as the head is the whole
+    model's; the same is true of an outer flag alone.
     """
+    defaults = DEFAULTS[family]
     text = raw.get("text_config")
     if text is None:
-        return Fields({**(defaults or {}), **raw}, family)
+        return Fields(raw, family, defaults)
     if not isinstance(text, Mapping):
         raise ConfigError(f"config field 'text_config' ({family}): an object is needed")
-    outer = {name: raw[name] for name in _SHARED if raw.get(name) is not None}
-    return Fields({**(defaults or {}), **outer, **text}, f"{family} text_config")
+    outer = Fields(raw, family)
+    outer.ignore(*_OUTER, TIED)
+    outer.finish()
+    tied = {TIED: raw[TIED]} if outer.has(TIED) else {}
+    inner = {**text, **tied}
+    for name in ("vocab_size", "hidden_size"):
+        if outer.has(name) and inner.setdefault(name, raw[name]) != raw[name]:
+            raise outer.error(name, f"contradicts text_config: {inner[name]}")
+    return Fields(inner, f"{family} text_config", defaults)
 
 
 def decoder_prefix(make: Builder, prefixes: Sequence[str]) -> str:

@@ -81,4 +81,4 @@ def activation(
     assert config.limit is not None, "clamped experts have a limit"
     gate = jnp.minimum(gate, config.limit)
     up = jnp.clip(up, -config.limit, config.limit)
-    return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
+    return (up + 1.0) * gate * jax.nn.sigmoid(config.slope * gate)
