@@ -1,4 +1,4 @@
-"""Weights in GGUF files of arch ``llama``, as a Hugging Face checkpoint has them."""
+"""Weights in GGUF files, as a Hugging Face checkpoint has them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from gguf.quants import dequantize
 
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.files import id_list
-from specjax.checkpoints.gguf_config import llama_config
+from specjax.checkpoints.gguf_config import hugging_face_config
 from specjax.checkpoints.gguf_header import GGUFHeader, read_gguf_header
+from specjax.checkpoints.gguf_names import ARCHITECTURES
 from specjax.checkpoints.tensors import TensorInfo, Tensors
-
-ARCHITECTURES = ("llama",)
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: configuration, though stored as a tensor."""
@@ -31,24 +30,6 @@ _PLAIN: dict[str, np.dtype] = {
 }
 
 _INTEGERS = ("I8", "I16", "I32", "I64")
-
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 _ROTATED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
 
@@ -71,7 +52,7 @@ class GGUFReader(Tensors):
         """
         path = Path(path)
         self.header = read_gguf_header(path)
-        architecture(self.header)
+        self._architecture = ARCHITECTURES[architecture(self.header)]
         if self.header.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(
                 f"{path} is one part of a split GGUF file; merge the parts first "
@@ -80,12 +61,12 @@ class GGUFReader(Tensors):
         self._own_names: dict[str, str] = {}
         infos: dict[str, TensorInfo] = {}
         for own, info in self.header.tensors.items():
-            name = hugging_face_name(own)
+            name = self._architecture.hugging_face_name(own)
             self._own_names[name] = own
             infos[name] = TensorInfo(name, info.shape, info.dtype, info.nbytes, path)
         factors = self._rope_factors(infos.pop(ROPE_FACTORS, None))
         super().__init__(path, infos)
-        self.config = llama_config(self.header, infos, factors)
+        self.config = hugging_face_config(self.header, infos, factors)
 
     def convert(self, name: str) -> np.ndarray:
         """A tensor that is known to be there, without counting as read."""
@@ -95,8 +76,10 @@ class GGUFReader(Tensors):
         return None if info is None else self._float(info).astype(np.float64)
 
     def _data(self, info: TensorInfo) -> np.ndarray:
-        array = self._dequantised(info)
-        rotated = _ROTATED.fullmatch(info.name)
+        array, known = self._dequantised(info), self._architecture
+        if known.norm_shift and info.name.endswith("norm.weight"):
+            return (array.astype(np.float32) - known.norm_shift).astype(array.dtype)
+        rotated = _ROTATED.fullmatch(info.name) if known.pairs else None
         if rotated is None:
             return array
         heads = "num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"
@@ -122,12 +105,26 @@ class GGUFReader(Tensors):
 
     @property
     def quantised_type(self) -> str | None:
-        """The stored type of most elements, or ``None`` if it is a float type."""
+        """The quantisation, or ``None`` if most elements are of a float type.
+
+        A mixture goes by its own name ("Q4_K_M") where the file says it, else by the
+        type of most elements.
+        """
         sizes: dict[str, int] = {}
         for info in self.infos.values():
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.size
         most = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
-        return None if most in _PLAIN else most
+        return None if most in _PLAIN else _mixture(self.header) or most
+
+
+def _mixture(header: GGUFHeader) -> str | None:
+    """The name of ``general.file_type``, if it is that of a quantisation."""
+    try:
+        name = LlamaFileType(header.metadata.get("general.file_type")).name
+    except ValueError:
+        return None
+    prefix, _, kind = name.partition("_")
+    return kind if prefix == "MOSTLY" and kind not in _PLAIN else None
 
 
 def architecture(header: GGUFHeader) -> str:
@@ -139,15 +136,6 @@ def architecture(header: GGUFHeader) -> str:
             f"(known: {', '.join(ARCHITECTURES)}); use the safetensors checkpoint"
         )
     return found
-
-
-def hugging_face_name(name: str) -> str:
-    """The Hugging Face name of a tensor; an unknown name stays as it is."""
-    stem, _, kind = name.rpartition(".")
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if block is not None and block[2] in _BLOCK_NAMES:
-        return f"model.layers.{block[1]}.{_BLOCK_NAMES[block[2]]}.{kind}"
-    return f"{_NAMES[stem]}.{kind}" if stem in _NAMES else name
 
 
 def halves_from_pairs(array: np.ndarray, heads: int) -> np.ndarray:

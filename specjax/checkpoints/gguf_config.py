@@ -1,19 +1,18 @@
-"""A Hugging Face configuration out of GGUF metadata (arch ``llama``)."""
+"""A Hugging Face configuration out of GGUF metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import GGUFHeader
+from specjax.checkpoints.gguf_metadata import Metadata
 from specjax.checkpoints.tensors import EMBEDDING, HEAD, TensorInfo
 
-# Every key is either used below or listed here as harmless: one that is neither may
-# change the maths, and is refused by name.
-_USED = {
+_SIZES = (
     "block_count",
     "context_length",
     "embedding_length",
@@ -26,18 +25,13 @@ _USED = {
     "rope.freq_base",
     "rope.dimension_count",
     "vocab_size",
-}
-_HARMLESS = {"tensor_data_layout", "rope.scaling.finetuned"}
-# Refused unless they say nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (1.0,),
-    "rope.scaling.attn_factor": (1.0,),
-    "rope.scale_linear": (1.0,),
-    "use_parallel_residual": (True,),  # read by no llama graph
-}
+)
+_SLIDING = (
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.freq_base_swa",
+)
+_LINEAR = ("rope.scaling.type", "rope.scaling.factor")
 
 # What the converter makes of a Llama 3 rope_scaling, all released files alike.
 _LLAMA3 = {
@@ -46,11 +40,15 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+GEMMA_27B_LAYERS = 62
+"""Of the one Gemma 3 whose queries are not scaled by the size of a head: the file does
+not say how they are, and llama.cpp knows it by its number of layers."""
 
-def llama_config(
-    header: GGUFHeader,
-    infos: Mapping[str, TensorInfo],
-    rope_factors: np.ndarray | None,
+Infos = Mapping[str, TensorInfo]
+
+
+def hugging_face_config(
+    header: GGUFHeader, infos: Infos, rope_factors: np.ndarray | None
 ) -> dict[str, Any]:
     """The configuration that the original checkpoint would have had.
 
@@ -60,19 +58,116 @@ def llama_config(
     Raises ``CheckpointError`` naming the key that is missing, contradicts the tensors
     or is not implemented.
     """
-    fields = _Metadata(header)
-    fields.refuse_unknown()
+    config = _CONFIGS[header.metadata["general.architecture"]](
+        header, infos, rope_factors
+    )
+    ids = {
+        f"{kind}_token_id": header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        for kind in ("bos", "eos")
+    }
+    return config | {name: value for name, value in ids.items() if value is not None}
+
+
+def _llama(
+    header: GGUFHeader, infos: Infos, factors: np.ndarray | None
+) -> dict[str, Any]:
+    config = _plain(Metadata(header, _SIZES), infos, factors)
+    return config | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": _biased(infos),
+        "mlp_bias": "model.layers.0.mlp.down_proj.bias" in infos,
+    }
+
+
+def _qwen2(
+    header: GGUFHeader, infos: Infos, factors: np.ndarray | None
+) -> dict[str, Any]:
+    fields = Metadata(header, _SIZES)
+    config = _plain(fields, infos, factors)
+    size, heads = config.pop("head_dim"), config["num_attention_heads"]
+    if size * heads != config["hidden_size"]:
+        raise fields.error("attention.key_length", "not implemented in this family")
+    return config | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": False,
+    }
+
+
+def _qwen3(
+    header: GGUFHeader, infos: Infos, factors: np.ndarray | None
+) -> dict[str, Any]:
+    config = _plain(Metadata(header, _SIZES), infos, factors)
+    return config | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "use_sliding_window": False,
+        "attention_bias": _biased(infos),
+    }
+
+
+def _gemma3(
+    header: GGUFHeader, infos: Infos, factors: np.ndarray | None
+) -> dict[str, Any]:
+    """The head is tied; what the file leaves out is what all of the family have."""
+    capped = "final_logit_softcapping"
+    fields = Metadata(header, (*_SIZES, *_SLIDING, *_LINEAR, capped))
+    if factors is not None:
+        raise _unknown_factors(fields, "none is known in this architecture")
+    config = _sizes(fields, infos)
+    layers, size = config["num_hidden_layers"], config["head_dim"]
+    scalar = size
+    if layers == GEMMA_27B_LAYERS:
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    return (
+        config
+        | {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": fields.integer("attention.sliding_window"),
+            "rope_theta": fields.number("rope.freq_base", 1e6),
+            "rope_local_base_freq": fields.number("rope.freq_base_swa", 1e4),
+            "rope_scaling": _linear(fields),
+            "final_logit_softcapping": fields.number(capped)
+            if fields.has(capped)
+            else None,
+        }
+        | _pattern(fields, layers)
+    )
+
+
+def _pattern(fields: Metadata, layers: int) -> dict[str, Any]:
+    """Which layers slide: all but every sixth, or what the file says."""
+    key = "attention.sliding_window_pattern"
+    if not fields.is_list(key):
+        return {"sliding_window_pattern": fields.integer(key, 6)}
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {"layer_types": [kinds[flag] for flag in fields.flags(key, layers)]}
+
+
+def _linear(fields: Metadata) -> dict[str, Any] | None:
+    """The scaling of the layers that see everything."""
+    kind, factor = _LINEAR
+    if not fields.has(kind) and not fields.has(factor):
+        return None
+    if fields.choice(kind, ("none", "linear")) == "none":
+        return None
+    return {"rope_type": "linear", "factor": fields.number(factor)}
+
+
+def _sizes(fields: Metadata, infos: Infos) -> dict[str, Any]:
+    """What every architecture has."""
     hidden = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
             raise fields.error(key, f"not implemented where it is not {head_dim}")
-    theta = fields.number("rope.freq_base", 10000.0)
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
+    return {
         "vocab_size": _vocab_size(fields, infos),
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
@@ -82,61 +177,28 @@ def llama_config(
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _plain(
+    fields: Metadata, infos: Infos, factors: np.ndarray | None
+) -> dict[str, Any]:
+    """Of those that are built like Llama."""
+    sizes = _sizes(fields, infos)
+    theta = fields.number("rope.freq_base", 10000.0)
+    return sizes | {
+        "hidden_act": "silu",
         "rope_theta": theta,
-        "rope_scaling": _scaling(fields, rope_factors, theta, head_dim),
+        "rope_scaling": _scaling(fields, factors, theta, sizes["head_dim"]),
         "tie_word_embeddings": HEAD not in infos,
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in infos,
-        "mlp_bias": "model.layers.0.mlp.down_proj.bias" in infos,
     }
-    ids = {
-        f"{kind}_token_id": header.metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        for kind in ("bos", "eos")
-    }
-    return config | {name: value for name, value in ids.items() if value is not None}
 
 
-class _Metadata:
-    """The ``llama.*`` keys, each use checked."""
-
-    def __init__(self, header: GGUFHeader) -> None:
-        self._path = header.path
-        self._values = {
-            key.removeprefix("llama."): value
-            for key, value in header.metadata.items()
-            if key.startswith("llama.")
-        }
-
-    def error(self, key: str, problem: str) -> CheckpointError:
-        value = self._values.get(key)
-        return CheckpointError(
-            f"{self._path}: metadata key 'llama.{key}' is {value!r}: {problem}; use "
-            "the safetensors checkpoint"
-        )
-
-    def refuse_unknown(self) -> None:
-        for key, value in self._values.items():
-            if key in _NEUTRAL and value not in _NEUTRAL[key]:
-                raise self.error(key, f"not implemented (only {_NEUTRAL[key][0]!r} is)")
-            if key not in _USED | _HARMLESS | set(_NEUTRAL):
-                raise self.error(key, "this key is not known and may change the maths")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(key, default)
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "one positive integer is needed")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._values.get(key, default)
-        if not isinstance(value, float) or not value > 0:
-            raise self.error(key, "a positive number is needed")
-        # The file holds float32: give back the short decimal that its author wrote.
-        return float(str(np.float32(value)))
+def _biased(infos: Infos) -> bool:
+    return "model.layers.0.self_attn.q_proj.bias" in infos
 
 
-def _vocab_size(fields: _Metadata, infos: Mapping[str, TensorInfo]) -> int:
+def _vocab_size(fields: Metadata, infos: Infos) -> int:
     if EMBEDDING not in infos:
         raise fields.error("vocab_size", "the file has no tensor 'token_embd.weight'")
     rows = infos[EMBEDDING].shape[0]
@@ -146,7 +208,7 @@ def _vocab_size(fields: _Metadata, infos: Mapping[str, TensorInfo]) -> int:
 
 
 def _scaling(
-    fields: _Metadata, factors: np.ndarray | None, theta: float, head_dim: int
+    fields: Metadata, factors: np.ndarray | None, theta: float, head_dim: int
 ) -> dict[str, Any] | None:
     """The ``rope_scaling`` whose divisors the file holds.
 
@@ -158,12 +220,17 @@ def _scaling(
     scaling = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3}
     wanted = _llama3_divisors(scaling, theta, head_dim)
     if factors.shape != wanted.shape or not np.allclose(factors, wanted, rtol=1e-4):
-        raise CheckpointError(
-            f"{fields._path}: tensor 'rope_freqs.weight' does not hold the divisors of "
-            f"a llama3 rope_scaling ({scaling}), and no other is implemented; use the "
-            "safetensors checkpoint"
+        raise _unknown_factors(
+            fields, f"they are not those of a llama3 rope_scaling ({scaling})"
         )
     return scaling
+
+
+def _unknown_factors(fields: Metadata, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{fields.path}: tensor 'rope_freqs.weight' holds divisors that are not "
+        f"implemented: {why}; use the safetensors checkpoint"
+    )
 
 
 def _llama3_divisors(
@@ -175,3 +242,7 @@ def _llama3_divisors(
     length, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     smooth = np.clip((length / wavelengths - low) / (high - low), 0.0, 1.0)
     return 1.0 / ((1.0 - smooth) / factor + smooth)
+
+
+_CONFIGS: dict[str, Callable[[GGUFHeader, Infos, np.ndarray | None], dict[str, Any]]]
+_CONFIGS = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3}

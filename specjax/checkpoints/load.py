@@ -76,7 +76,10 @@ def load(
         )
     path = resolve(path_or_name, progress)
     if path.is_file():
-        return _load_gguf(path, dtype, progress, tokenizer)
+        loaded = _load_gguf(path, dtype, progress, tokenizer)
+        if loaded.tokenizer is not None and loaded.tokenizer.template is None:
+            loaded.tokenizer.template = zoo.template(str(path_or_name))
+        return loaded
     loaded = _load_folder(path, dtype, tokenizer)
     if path == Path(path_or_name).expanduser():
         return loaded
@@ -91,7 +94,7 @@ def resolve(path_or_name: str | Path, progress: Progress | None = None) -> Path:
     """
     name = str(path_or_name)
     if name in zoo.MODELS:
-        return zoo.fetch(name, progress)
+        return zoo.weights(name, progress)
     try:
         path = Path(path_or_name).expanduser()
     except RuntimeError as error:  # no such user

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
@@ -84,7 +85,41 @@ class Tokenizer:
                 raise ValueError(
                     f"id {index} is not in the vocabulary of {self.vocab_size} tokens"
                 )
-        return self.inner.decode(list(ids), skip_special_tokens=not special)
+        if not self._byte_pieces:
+            return self.inner.decode(list(ids), skip_special_tokens=not special)
+        hidden = frozenset() if special else self._hidden
+        shown = [index for index in ids if index not in hidden]
+        return self.inner.decoder.decode(self._pieces(shown))
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """The strings of some ids, with characters for the bytes of byte pieces.
+
+        The library's decoder would turn a run of bytes into U+FFFD from end to end if
+        one byte of it is wrong, and so take back what a stream has shown.
+        """
+        pieces: list[str] = []
+        for spelled, run in itertools.groupby(ids, self._byte_pieces.__contains__):
+            if spelled:
+                data = bytes(self._byte_pieces[index] for index in run)
+                pieces.extend(data.decode("utf-8", "replace"))
+            else:
+                pieces.extend(self.inner.id_to_token(index) or "" for index in run)
+        return pieces
+
+    @functools.cached_property
+    def _byte_pieces(self) -> dict[int, int]:
+        """Byte values by id, of a vocabulary in which ``<0x0A>`` stands for a byte."""
+        if not getattr(self.inner.model, "byte_fallback", False):
+            return {}
+        names = {f"<0x{value:02X}>": value for value in range(256)}
+        ids = {self.inner.token_to_id(name): names[name] for name in names}
+        return {index: value for index, value in ids.items() if index is not None}
+
+    @functools.cached_property
+    def _hidden(self) -> frozenset[int]:
+        """Special tokens."""
+        added = self.inner.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
 
     def chat(self, turns: Iterable[Turn]) -> list[int]:
         """The ids of a conversation, ready for the assistant's answer.

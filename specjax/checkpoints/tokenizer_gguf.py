@@ -17,8 +17,11 @@ from specjax.checkpoints.files import id_list
 from specjax.checkpoints.gguf import metadata_eos_ids
 from specjax.checkpoints.gguf_header import GGUFHeader
 from specjax.checkpoints.tokenizer import Tokenizer
-
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+from specjax.checkpoints.tokenizer_pieces import (
+    CONTROL,
+    USER_DEFINED,
+    pieces_tokenizer,
+)
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|"
@@ -60,52 +63,52 @@ def tokenizer_from_gguf(header: GGUFHeader) -> Tokenizer | None:
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         return None
-    pre = metadata.get("tokenizer.ggml.pre")
-    if model != "gpt2":
+    if model not in _KINDS:
         raise CheckpointError(
-            f"{path}: tokenizer.ggml.model {model!r} is not implemented (only 'gpt2', "
-            "byte-level BPE, is); load with tokenizer=False, or use the safetensors "
+            f"{path}: tokenizer.ggml.model {model!r} is not implemented (known: "
+            f"{', '.join(_KINDS)}); load with tokenizer=False, or use the safetensors "
             "checkpoint"
         )
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        raise CheckpointError(
-            f"{path}: tokenizer.ggml.pre {pre!r} is not implemented (known: "
-            f"{', '.join(PRE_TOKENIZERS)}); load with tokenizer=False, or use the "
-            "safetensors checkpoint"
-        )
     strings = _strings(header, "tokenizer.ggml.tokens")
+    if len(set(strings)) != len(strings):
+        raise CheckpointError(f"{path}: tokenizer.ggml.tokens repeats a token")
+    special = _special_tokens(metadata, strings)
+    try:
+        inner = _KINDS[model](header, strings, special)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path}: the vocabulary is broken ({error})") from error
     return Tokenizer(
-        _inner(header, strings, pre),
+        inner,
         source=str(path),
-        bos_id=_leading_bos(header, pre),
+        bos_id=_leading_bos(header),
         eos_ids=metadata_eos_ids(header),
-        special_tokens=_special_tokens(metadata, strings),
+        special_tokens=special,
         template=_template(header),
     )
 
 
-def _inner(header: GGUFHeader, strings: list[str], pre: str) -> tokenizers.Tokenizer:
-    kinds = header.metadata.get("tokenizer.ggml.token_type", [1] * len(strings))
-    if not isinstance(kinds, list) or len(kinds) != len(strings):
+def _byte_level(
+    header: GGUFHeader, strings: list[str], special: dict[str, str]
+) -> tokenizers.Tokenizer:
+    """Byte-pair encoding of bytes, ``gpt2``."""
+    pre = header.metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise CheckpointError(
-            f"{header.path}: tokenizer.ggml.token_type is no list of {len(strings)}, "
-            "one a token"
+            f"{header.path}: tokenizer.ggml.pre {pre!r} is not implemented (known: "
+            f"{', '.join(PRE_TOKENIZERS)}); load with tokenizer=False, or use the "
+            "safetensors checkpoint"
         )
+    kinds = _numbers(header, "token_type", len(strings), [1] * len(strings))
     vocabulary = {string: index for index, string in enumerate(strings)}
-    if len(vocabulary) != len(strings):
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens repeats a token")
     merges = _strings(header, "tokenizer.ggml.merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    try:
-        model = models.BPE(
-            vocab=vocabulary,
-            merges=pairs,  # type: ignore[arg-type]
-            ignore_merges=pre == "llama-bpe",
-        )
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(
-            f"{header.path}: the vocabulary is broken ({error})"
-        ) from error
+    model = models.BPE(
+        vocab=vocabulary,
+        merges=pairs,  # type: ignore[arg-type]
+        ignore_merges=pre == "llama-bpe",
+    )
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = PRE_TOKENIZERS[pre]()
     inner.decoder = decoders.ByteLevel()
@@ -123,6 +126,35 @@ def _inner(header: GGUFHeader, strings: list[str], pre: str) -> tokenizers.Token
     return inner
 
 
+def _pieces(
+    header: GGUFHeader, strings: list[str], special: dict[str, str]
+) -> tokenizers.Tokenizer:
+    """SentencePiece, ``llama``."""
+    count = len(strings)
+    return pieces_tokenizer(
+        strings,
+        _numbers(header, "token_type", count),
+        _numbers(header, "scores", count),
+        unknown=special.get("unk_token"),
+        leading_space=header.metadata.get("tokenizer.ggml.add_space_prefix", True),
+    )
+
+
+_KINDS = {"gpt2": _byte_level, "llama": _pieces}
+"""By ``tokenizer.ggml.model``."""
+
+
+def _numbers(
+    header: GGUFHeader, key: str, count: int, default: list[Any] | None = None
+) -> list[Any]:
+    value = header.metadata.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(value, list) or len(value) != count:
+        raise CheckpointError(
+            f"{header.path}: tokenizer.ggml.{key} is no list of {count}, one a token"
+        )
+    return value
+
+
 def _strings(header: GGUFHeader, key: str) -> list[str]:
     value = header.metadata.get(key)
     if not isinstance(value, list) or not all(isinstance(s, str) for s in value):
@@ -137,10 +169,14 @@ def _template(header: GGUFHeader) -> str | None:
     return value
 
 
-def _leading_bos(header: GGUFHeader, pre: str) -> int | None:
-    """The bos id if texts begin with it; Llama 3's rules imply that unless denied."""
+def _leading_bos(header: GGUFHeader) -> int | None:
+    """The bos id if texts begin with it; two kinds imply that unless it is denied."""
     metadata = header.metadata
-    if not metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+    implied = (
+        metadata.get("tokenizer.ggml.model") == "llama"
+        or metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    )
+    if not metadata.get("tokenizer.ggml.add_bos_token", implied):
         return None
     bos = id_list(metadata.get("tokenizer.ggml.bos_token_id"), f"{header.path}, bos id")
     if not bos:

@@ -116,13 +116,15 @@ def test_no_tokenizer(tiny):
     [
         ("ggml.pre", "deepseek-coder", "'deepseek-coder' is not implemented"),
         ("ggml.pre", None, "pre None is not implemented"),
-        ("ggml.model", "llama", "'llama' is not implemented"),
+        ("ggml.model", "bert", "'bert' is not implemented"),
+        ("ggml.model", "llama", "scores is no list of 266"),
         ("ggml.tokens", None, "tokens is missing"),
         ("ggml.merges", None, "merges is missing"),
         ("ggml.merges", ["no such"], "the vocabulary is broken"),
         ("ggml.merges", ["nospace"], "the vocabulary is broken"),
         ("ggml.token_type", [1, 2, 3], "token_type is no list of 266"),
-        ("ggml.tokens", ["a", "a"], "token_type is no list of 2"),
+        ("ggml.tokens", ["a", "a"], "tokens repeats a token"),
+        ("ggml.tokens", ["a", "b"], "token_type is no list of 2"),
     ],
 )
 def test_what_is_not_known_is_named(tiny, key, value, said):
