@@ -102,9 +102,11 @@ class Tensors(ABC):
             for name in self.infos
             if name not in self._read and not any(p.fullmatch(name) for p in patterns)
         ]
-        if HEAD in left and EMBEDDING in self._read:
-            self._check_tied_copy()
-            left.remove(HEAD)
+        for head in [name for name in left if _is(HEAD, name)]:
+            read = [name for name in self._read if _is("embed_tokens.weight", name)]
+            if read:
+                self._check_tied_copy(head, read[0])
+                left.remove(head)
         if left:
             shown = ", ".join(f"{n!r} ({self.infos[n].file.name})" for n in left[:8])
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
@@ -114,16 +116,17 @@ class Tensors(ABC):
                 "the weights do not fit (too few layers? a missing bias flag?)"
             )
 
-    def _check_tied_copy(self) -> None:
-        head, embedding = self.infos[HEAD], self.infos[EMBEDDING]
+    def _check_tied_copy(self, head_name: str, embedding_name: str) -> None:
+        head, embedding = self.infos[head_name], self.infos[embedding_name]
         same = head.shape == embedding.shape and np.array_equal(
             _bits(self._float(head)), _bits(self._float(embedding))
         )
         if not same:
             raise CheckpointError(
-                f"tensor {HEAD!r} in {head.file} differs from {EMBEDDING!r}, but the "
-                "configuration says that they are one (tie_word_embeddings); set "
-                "tie_word_embeddings to false if the head is its own"
+                f"tensor {head_name!r} in {head.file} differs from "
+                f"{embedding_name!r}, but the configuration says that they are one "
+                "(tie_word_embeddings); set tie_word_embeddings to false if the head "
+                "is its own"
             )
 
     def _float(self, info: TensorInfo) -> np.ndarray:
@@ -150,6 +153,11 @@ class Tensors(ABC):
             f"tensor {name!r} is missing from {self.source} "
             f"({len(self.infos)} tensors){hint or '; the checkpoint is incomplete'}"
         )
+
+
+def _is(last: str, name: str) -> bool:
+    """Whether a name ends with ``last``, under any prefix."""
+    return name == last or name.endswith(f".{last}")
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
