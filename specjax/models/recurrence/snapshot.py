@@ -59,14 +59,19 @@ class Snapshot:
             return Replay().read(state, q, k, v, log_decay, beta, ancestors)
         width = q.shape[1]
         parents = parent_rows(ancestors)
-        inputs = (q, k, v, log_decay, beta)
 
         def advance(
             row: jax.Array, done: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             out, states, above = done
-            mine = jax.tree.map(lambda x: _row(x, row), inputs)
-            o, after = delta_step(*mine, above)
+            o, after = delta_step(
+                _row(q, row),
+                _row(k, row),
+                _row(v, row),
+                _row(log_decay, row),
+                None if beta is None else _row(beta, row),
+                above,
+            )
             out = jax.lax.dynamic_update_slice_in_dim(out, o[:, None], row, axis=1)
             states = jax.lax.dynamic_update_slice_in_dim(
                 states, after[:, None], row, axis=1
