@@ -97,10 +97,10 @@ def check_invariant(
     """
     generator = np.random.default_rng(seed)
     ids = generator.integers(0, decoder.vocab_size, tokens)
-    wanted = _bits(decoder, ids, widths[0], batch=1)
+    wanted = window_bits(decoder, ids, widths[0], batch=1)
     for batch in (1, 2):
         for width in widths:
-            got = _bits(decoder, ids, width, batch=batch)
+            got = window_bits(decoder, ids, width, batch=batch)
             for position, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
                 if ours.tobytes() != theirs.tobytes():
                     where = (
@@ -115,7 +115,7 @@ def check_invariant(
                     )
 
 
-def _bits(
+def window_bits(
     decoder: Decoder, ids: np.ndarray, width: int, batch: int
 ) -> list[np.ndarray]:
     """Logits by position, and the state's arrays, of the batch's last row."""

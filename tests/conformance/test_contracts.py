@@ -14,7 +14,9 @@ from specjax.testing.conformance import (
 )
 from specjax.testing.conformance.matrix import (
     EVERY_CELL,
+    EVERY_MIXER_CELL,
     LAW_CELLS,
+    MIXER_CELLS,
     MORE_RUNS_CELLS,
     SOME_CELLS,
     Cell,
@@ -71,28 +73,64 @@ def test_more_runs(check, cell):
     holds(check, case_of(cell))
 
 
+QUICK_MIXERS = [c for c in MIXER_CELLS if c.target in ("attentions-paged",)]
+QUICK_STATE = [c for c in MIXER_CELLS if c.target in ("recurrent-ring",)]
+
+
+@pytest.mark.parametrize(("check", "cell"), pairs(QUICK_MIXERS, OF_ONE_RUN))
+def test_every_attention_in_pages(check, cell):
+    holds(check, case_of(cell))
+
+
+@pytest.mark.parametrize(("check", "cell"), pairs(QUICK_STATE, OF_ONE_RUN))
+def test_every_recurrent_mixer_with_a_ring(check, cell):
+    holds(check, case_of(cell))
+
+
+# A check of more runs compiles a dozen programs, for minutes on a busy machine.
+LONG = pytest.mark.timeout(1800)
+
+
+@pytest.mark.full
+@LONG
+@pytest.mark.parametrize(("check", "cell"), pairs(EVERY_MIXER_CELL, OF_ONE_RUN))
+def test_every_mixer_cell(check, cell):
+    holds(check, case_of(cell))
+
+
+@pytest.mark.full
+@LONG
+@pytest.mark.parametrize(("check", "cell"), pairs(MIXER_CELLS, OF_MORE_RUNS))
+def test_more_runs_of_mixer_cells(check, cell):
+    holds(check, case_of(cell))
+
+
 SAMPLED = [dataclasses.replace(cell, sampled=True) for cell in LAW_CELLS]
 
 
 @pytest.mark.full
+@LONG
 @pytest.mark.parametrize(("check", "cell"), pairs(LAW_CELLS, OF_ONE_RUN))
 def test_every_rule_that_keeps_the_law_is_greedy_at_temperature_0(check, cell):
     holds(check, case_of(cell))
 
 
 @pytest.mark.full
+@LONG
 @pytest.mark.parametrize(("check", "cell"), pairs(SAMPLED, OF_ANY_TOKENS))
 def test_sampled_runs_of_rules_that_keep_the_law(check, cell):
     holds(check, case_of(cell))
 
 
 @pytest.mark.full
+@LONG
 @pytest.mark.parametrize(("check", "cell"), pairs(EVERY_CELL, OF_ONE_RUN))
 def test_one_run_of_every_cell(check, cell):
     holds(check, case_of(cell))
 
 
 @pytest.mark.full
+@LONG
 @pytest.mark.parametrize(
     ("check", "cell"),
     pairs([c for c in EVERY_CELL if (c.batch, c.k) == (3, 4)], OF_MORE_RUNS),

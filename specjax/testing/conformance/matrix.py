@@ -85,11 +85,10 @@ MIXER_TARGETS = (
 every rollback strategy."""
 MIXER_CELLS = tuple(Cell(target, "trees", "coupled") for target in MIXER_TARGETS)
 EVERY_MIXER_CELL = tuple(
-    Cell(target, drafter, rule, batch, k)
-    for target, drafter, rule, batch, k in product(
-        MIXER_TARGETS, ("null", "chains", "trees"), RULES, (1, 3), (1, 4, 8)
+    Cell(target, drafter, rule, k=1 if drafter == "null" else 8)
+    for target, drafter, rule in product(
+        MIXER_TARGETS, ("null", "chains", "trees"), RULES
     )
-    if drafter != "null" or k == 1
 )
 LAW_CELLS = tuple(
     Cell("hybrid", drafter, rule, k=4)
