@@ -23,10 +23,10 @@ import numpy as np
 
 from specjax.decoding.types import Acceptance
 from specjax.decoding.windows import chunk_window
-from specjax.models.config import GatedDeltaConfig, Mamba2Config
 from specjax.models.decoder import Decoder
 from specjax.models.feedforward.moe import MoE
 from specjax.models.linear import Linear
+from specjax.models.memory import with_recurrence
 from specjax.models.mixers.attention import Attention
 from specjax.models.mixers.latent_attention import LatentAttention
 from specjax.models.recurrence import Snapshot
@@ -62,11 +62,12 @@ def invariant(decoder: Decoder, tile: int = TILE) -> Decoder:
                 f"block {number} attends to the keys that an indexer chooses: there is "
                 "no invariant mode for it"
             )
-    return _tiled(decoder, tile).replace(tile=tile)
+    serial = with_recurrence(decoder, Snapshot(rows=_EVERY_WINDOW))
+    return _tiled(serial, tile).replace(tile=tile)
 
 
 def _tiled(node: Any, tile: int) -> Any:
-    """The tree with every product in tiles, and every mixer row by row."""
+    """The tree with every product in tiles, and attention row by row."""
     if isinstance(node, Linear):
         return node.replace(tile=tile)
     if isinstance(node, tuple):
@@ -80,10 +81,6 @@ def _tiled(node: Any, tile: int) -> Any:
     }
     if isinstance(node, Attention | LatentAttention):
         fields["tile"] = tile
-    config = getattr(node, "config", None)
-    if isinstance(config, GatedDeltaConfig | Mamba2Config):
-        serial = Snapshot(rows=_EVERY_WINDOW)
-        fields["config"] = dataclasses.replace(config, recurrence=serial)
     return dataclasses.replace(node, **fields)
 
 

@@ -1,0 +1,40 @@
+"""Invariant mode: the same bits at every width, and refused where it cannot be."""
+
+import pytest
+
+from specjax.models.build import WeightType
+from specjax.models.invariant import NotInvariant, check_invariant, invariant
+from specjax.testing.toy_mixers import toy_attentions
+from specjax.testing.toys import toy_hybrid, toy_llama
+
+TOYS = {"llama": toy_llama, "hybrid": toy_hybrid}
+
+
+def test_windows_of_any_width_give_the_same_bits_in_bfloat16():
+    decoder = toy_hybrid(weights=WeightType.BFLOAT16).decoder
+    check_invariant(invariant(decoder), (1, 9), tokens=20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("toy", list(TOYS))
+@pytest.mark.parametrize("weights", [WeightType.FLOAT32, WeightType.BFLOAT16])
+def test_every_width_gives_the_same_bits(toy, weights):
+    decoder = TOYS[toy](weights=weights).decoder
+    check_invariant(invariant(decoder), (1, 2, 3, 5, 9, 16, 20), tokens=45)
+
+
+def test_without_the_mode_bits_differ_and_the_check_sees_it():
+    with pytest.raises(NotInvariant, match="not the same bits"):
+        check_invariant(toy_llama().decoder, (1, 4), tokens=12)
+
+
+def test_mixtures_and_indexers_are_refused_by_name():
+    decoder = toy_attentions().decoder
+    with pytest.raises(NotInvariant, match="block 1 is a mixture of experts"):
+        invariant(decoder)
+    without = [
+        b.replace(feedforward=None) if i == 1 else b
+        for i, b in enumerate(decoder.blocks)
+    ]
+    with pytest.raises(NotInvariant, match="block 2 attends to the keys"):
+        invariant(decoder.replace(blocks=tuple(without)))
