@@ -97,11 +97,24 @@ class Times:
     decode: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A run between two calls: all that is needed to go on with the same tokens."""
+
+    state: DecodeState
+    completions: tuple[Completion, ...]
+    times: Times
+    rounds: int
+    """Of the loop, so far: those of the row that ran longest."""
+
+
 class Generation:
     """A run in progress: iterate over it for the rows as they grow.
 
     Each step yields one ``Completion`` a row, so far; ``completions`` holds the last
-    ones. Text is given if ``detokenize`` is, which stop strings need.
+    ones. Text is given if ``detokenize`` is, which stop strings need. ``snapshot`` is
+    the run between two steps; the next step consumes its state. A run with ``resume``
+    goes on where a snapshot of the same requests and engine was taken.
     """
 
     def __init__(
@@ -110,34 +123,54 @@ class Generation:
         requests: Sequence[Request],
         *,
         detokenize: Detokenize | None = None,
+        resume: Snapshot | None = None,
     ) -> None:
         if detokenize is None and any(request.stop for request in requests):
             raise RequestError("stop strings need a detokenizer: pass detokenize=")
         self._engine = engine
         self._requests = list(requests)
         self._detokenize = detokenize
+        self._resume = resume
         self._rows: list[_Row] = []
         self.completions: list[Completion] = []
         self.times = Times(0.0, 0.0)
 
     def __iter__(self) -> Iterator[list[Completion]]:
-        # a second iteration is a run of its own
-        self._rows = [_Row(request, self._detokenize) for request in self._requests]
+        # a second iteration is a run of its own: the snapshot's state is consumed
+        begun, self._resume = self._resume or self._begin(), None
+        self._rows = [
+            _Row(request, self._detokenize, completion)
+            for request, completion in zip(
+                self._requests, begun.completions, strict=True
+            )
+        ]
+        state, rounds, before = begun.state, begun.rounds, begun.times
+        self._keep(begun.state, before, rounds)
         start = time.perf_counter()
-        state = self._engine.prefill(self._engine.start(self._requests))
-        jax.block_until_ready(state.lengths)
-        prefill = time.perf_counter() - start
-        self.times = Times(prefill, 0.0)
-        self.completions = self._so_far(state)
         while not bool(np.all(np.asarray(state.done))):
             state, log = self._engine.rounds(state)
+            rounds += int(log.rounds)
             for row, delta in zip(self._rows, read_call(state, log), strict=True):
                 row.extend(delta)
             state = self._close_stopped(state)
-            self.completions = self._so_far(state)
-            self.times = Times(prefill, time.perf_counter() - start - prefill)
+            decode = before.decode + time.perf_counter() - start
+            self._keep(state, Times(before.prefill, decode), rounds)
             yield self.completions
         self.final_state = state
+
+    def _begin(self) -> Snapshot:
+        start = time.perf_counter()
+        state = self._engine.prefill(self._engine.start(self._requests))
+        jax.block_until_ready(state.lengths)
+        times = Times(time.perf_counter() - start, 0.0)
+        rows = [_Row(request, self._detokenize) for request in self._requests]
+        empty = tuple(row.completion(FinishReason.NONE) for row in rows)
+        return Snapshot(state, empty, times, 0)
+
+    def _keep(self, state: DecodeState, times: Times, rounds: int) -> None:
+        self.completions = self._so_far(state)
+        self.times = times
+        self.snapshot = Snapshot(state, tuple(self.completions), times, rounds)
 
     def _close_stopped(self, state: DecodeState) -> DecodeState:
         """End the rows whose text holds a stop string; their state is not reused."""
@@ -215,7 +248,12 @@ def read_call(state: DecodeState, log: LoopLog) -> list[Delta]:
 class _Row:
     """A growing row: its tokens, counters and text, cut where a stop string ends."""
 
-    def __init__(self, request: Request, detokenize: Detokenize | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        detokenize: Detokenize | None,
+        begun: Completion | None = None,
+    ) -> None:
         self._request = request
         self._detokenize = detokenize
         self._ids: list[int] = []
@@ -223,6 +261,15 @@ class _Row:
         self._logprobs: list[TokenLogprob] | None = None
         self._text: str | None = None if detokenize is None else ""
         self.stopped = False
+        if begun is None:
+            return
+        if begun.prompt_ids != tuple(request.prompt_ids):
+            raise RequestError("prompt_ids are not those of the run to go on with")
+        self._ids, self._rounds = list(begun.ids), list(begun.rounds)
+        self._logprobs = None if begun.logprobs is None else list(begun.logprobs)
+        if detokenize is not None:
+            self._text = detokenize(self._ids) if begun.text is None else begun.text
+        self.stopped = begun.finish_reason is FinishReason.STOP_STRING
 
     def extend(self, delta: Delta) -> None:
         """Take in a call's tokens; what follows a stop string is dropped everywhere."""
