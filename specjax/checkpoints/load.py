@@ -35,6 +35,9 @@ from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.families import FAMILIES, Family
 
+PARAMETERS = "parameters.json"
+"""In a folder that ``orbax.save_parameters`` wrote."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
@@ -80,6 +83,11 @@ def load(
         if loaded.tokenizer is not None and loaded.tokenizer.template is None:
             loaded.tokenizer.template = zoo.template(str(path_or_name))
         return loaded
+    if (path / PARAMETERS).is_file():
+        # it imports this module, and orbax, which takes half a second
+        from specjax.checkpoints.orbax.parameters import load_parameters
+
+        return load_parameters(path, dtype, tokenizer=tokenizer)
     loaded = _load_folder(path, dtype, tokenizer)
     if path == Path(path_or_name).expanduser():
         return loaded
