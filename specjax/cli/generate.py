@@ -8,20 +8,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specjax.acceptance import default_rule
 from specjax.analysis.runs import warm_up
-from specjax.checkpoints import Checkpoint
+from specjax.checkpoints import Checkpoint, Tokenizer
 from specjax.cli import options as o
 from specjax.cli.console import has_colour, print_error, stderr, stdout
 from specjax.cli.engines import detokenizer, needs_tokenizer
 from specjax.cli.errors import UsageError
 from specjax.cli.own import drafter_entry
+from specjax.cli.saving import (
+    SavingOptions,
+    kept_run,
+    options_of,
+    restored,
+    resumed,
+)
 from specjax.cli.stream import TextStream, logprob_table
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import Completion, Generation, Times
+from specjax.decoding.requests import Request
 from specjax.decoding.types import FinishReason
+
+if TYPE_CHECKING:
+    from specjax.checkpoints.orbax import SavedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +44,10 @@ class Generate:
     over drafted), rounds (target passes), tokens a second and seconds of prefill.
 
     Example: `specjax generate --prompt "def fib(n):" --drafter ngram --k 8`
+
+    A long run can be kept while it decodes and taken up again after a crash:
+    `specjax generate --prompt-file book.txt --max-tokens 20000 --checkpoint run`, then
+    `specjax generate --checkpoint run --resume`
     """
 
     prompt: o.OptionalText = None
@@ -68,14 +83,27 @@ class Generate:
     """Report each token's log-probability and this many alternatives."""
     rounds_per_call: int = 4
     """Rounds on the device between two looks at the text: fewer stream more finely."""
+    saving: SavingOptions = field(default_factory=SavingOptions)
     json: bool = False
     """Print one line: prompt_ids, ids, text, finish_reason, stats (and logprobs)."""
     report: o.Debug = field(default_factory=o.Debug)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Generate, stream, report."""
+        self.saving.check()
+        if not self.saving.resume:
+            return self._run(read_prompt(self.prompt, self.prompt_file))
+        form, prompt_file = resumed(self, arguments)
+        text = form.prompt or ""
+        if prompt_file is not None and read_prompt(None, prompt_file) != text:
+            raise UsageError(
+                f"--prompt-file {prompt_file} is not the prompt of the run in "
+                f"{self.saving.checkpoint}: leave it out"
+            )
+        return form._run(text)
+
+    def _run(self, text: str) -> int:
         self._check()
-        text = read_prompt(self.prompt, self.prompt_file)
         checkpoint = o.load_model("--model", self.model, self.dtype)
         tokenizer = needs_tokenizer(checkpoint, self.model)
         ids = tokenizer.chat([text]) if self.chat else tokenizer.encode(text)
@@ -86,11 +114,29 @@ class Generate:
         with stderr().status("compiling"):
             # so that seconds are seconds of decoding
             warm_up([engine], request)
+        with kept_run(self.saving, engine, request, options_of(self, text)) as run:
+            return self._decode(engine, request, tokenizer, run)
+
+    def _decode(
+        self,
+        engine: Engine,
+        request: Request,
+        tokenizer: Tokenizer,
+        run: SavedRun | None,
+    ) -> int:
+        begun = None
+        if run is not None and self.saving.resume:
+            begun = restored(run, engine, request)
         console = stdout()
         stream = TextStream(tokenizer, self.stop, colour=has_colour(console))
-        generation = Generation(engine, [request], detokenize=detokenizer(tokenizer))
+        generation = Generation(
+            engine, [request], detokenize=detokenizer(tokenizer), resume=begun
+        )
+        steps = generation
+        if run is not None:
+            steps = run.saving(generation, self.saving.every)
         with stderr().status("reading the prompt") as status:
-            for completions in generation:
+            for completions in steps:
                 if self.json:
                     continue
                 status.stop()
@@ -111,6 +157,7 @@ class Generate:
 
     def _check(self) -> None:
         """What can be said before anything is loaded."""
+        self.saving.check_free()
         o.check_drafter(self.drafter, self.k, self.ngram, self.draft)
         if self.draft.draft_model and not drafter_entry(self.drafter).needs_model:
             raise UsageError(
@@ -137,7 +184,7 @@ class Generate:
             max_capacity=limit,
             capacity_at_least=min(prompt + self.max_tokens, limit or sys.maxsize),
             eos_ids=self._eos_ids(checkpoint),
-            rounds_per_call=self.rounds_per_call,
+            rounds_per_call=self.saving.rounds_per_call(self.rounds_per_call),
             top_logprobs=self._top_logprobs(checkpoint),
         )
         rule = o.choose_rule(self.rule, self.sampling.temperature)

@@ -18,6 +18,7 @@ import specjax
 from specjax.cli.bench import Bench
 from specjax.cli.cache import turn_on_compilation_cache
 from specjax.cli.console import print_error
+from specjax.cli.convert import Convert
 from specjax.cli.demo import Demo
 from specjax.cli.errors import USER_ERRORS
 from specjax.cli.generate import Generate
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (Demo, "Decode a real model with and without drafts, and compare"),
     "generate": (Generate, "Continue one prompt"),
     "bench": (Bench, "Compare drafters and k on many prompts"),
+    "convert": (Convert, "Convert a model once, for faster loads"),
     "inspect": (Inspect, "Say what is in a checkpoint"),
     "parity": (Parity, "Compare checkpoints with reference outputs"),
     "zoo": (Zoo, "List and fetch models by name"),
