@@ -67,7 +67,8 @@ class Generate:
     ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
     draft: o.DraftModelOptions = field(default_factory=o.DraftModelOptions)
     rule: o.RuleName = None
-    """How drafts are judged: by the most probable token, or by the sampled one."""
+    """How drafts are judged. Above temperature 0 only coupled keeps plain decoding's
+    tokens; the others keep its law, and lossy ones neither."""
     sampling: o.SamplingOptions = field(default_factory=o.SamplingOptions)
     max_tokens: int = 128
     """Most tokens to generate."""

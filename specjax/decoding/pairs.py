@@ -27,7 +27,8 @@ def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
         takes = ", ".join(sorted(law.value for law in rule.takes))
         raise PairError(
             f"rule {_name(rule)} takes {takes} proposals, but drafter {_name(drafter)} "
-            f"makes {drafter.law.value} ones: its output would not be the target's"
+            f"makes {drafter.law.value} ones: its output would not be the target's; "
+            "choose another rule (coupled takes all) or other drafts"
         )
     if getattr(rule, "chains_only", False) and drafter.max_nodes > drafter.max_depth:
         raise PairError(
