@@ -1,5 +1,6 @@
 """Converted weights: kept once, and read back bit for bit or not at all."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -152,6 +153,16 @@ def test_nothing_is_overwritten_and_other_formats_are_refused(kept):
     (folder / "parameters.json").write_text('{"format": 0}')
     with pytest.raises(CheckpointError, match="format 0"):
         load_parameters(folder)
+
+
+def test_a_decoder_that_was_changed_is_refused(kept):
+    folder, checkpoint = kept
+    config = dataclasses.replace(checkpoint.config, embedding_scale=2.0)
+    changed = dataclasses.replace(
+        checkpoint, decoder=checkpoint.decoder.replace(config=config)
+    )
+    with pytest.raises(CheckpointError, match="changed after it was loaded"):
+        save_parameters(changed, folder.parent / "other")
 
 
 def test_a_folder_appears_whole_or_not_at_all(kept, monkeypatch):

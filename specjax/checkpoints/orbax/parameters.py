@@ -39,9 +39,15 @@ def save_parameters(checkpoint: Checkpoint, folder: Path) -> None:
     """Keep a loaded checkpoint, with its tokenizer, in a new folder.
 
     An array that two layers share is kept once. The folder appears whole or not at all.
+    How a decoder remembers (``specjax.models.memory``) is chosen after loading.
     """
     if folder.exists():
         raise CheckpointError(f"{folder} exists: name a new folder")
+    if checkpoint.decoder.config != checkpoint.config:
+        raise CheckpointError(
+            "the decoder's configuration was changed after it was loaded: save it as "
+            "it was, and change it after each load"
+        )
     structure, arrays = unbuild(checkpoint.decoder)
     about = {
         "format": FORMAT,
