@@ -22,6 +22,7 @@ from specjax.cli import options as o
 from specjax.cli.console import stdout, steps
 from specjax.cli.engines import make_arm, needs_tokenizer
 from specjax.cli.errors import UsageError
+from specjax.cli.memory import MemoryOptions
 from specjax.cli.own import drafter_entry
 from specjax.cli.tables import LEGEND, summary_table
 from specjax.decoding.requests import Request
@@ -67,6 +68,7 @@ class Bench:
     """Tokens to decode of each prompt."""
     ignore_eos: bool = False
     """Decode all of them, whatever ids come."""
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     repeats: int = 1
     """Times that every prompt is decoded by every arm."""
     json: o.OptionalFile = None
@@ -79,6 +81,7 @@ class Bench:
         prompts = self._prompts()
         with _appending(self.json) as out:
             checkpoint = o.load_model("--model", self.model, self.dtype)
+            checkpoint = self.memory.applied(checkpoint, max(self.k))
             requests = self._requests(checkpoint, prompts)
             arms = self._arms(checkpoint, requests)
             session = Session(self._setting(checkpoint, arguments), arms, requests)
@@ -94,6 +97,7 @@ class Bench:
     def _check(self) -> None:
         """What can be said before anything is loaded."""
         o.one_of("--dtype", self.dtype, o.DTYPES)
+        self.memory.check()
         for drafter in self._named(self.drafters, "--drafters"):
             for k in self._named(self.k, "--k"):
                 o.check_drafter(drafter, k, self.ngram, self.draft)

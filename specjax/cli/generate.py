@@ -17,6 +17,7 @@ from specjax.cli import options as o
 from specjax.cli.console import has_colour, print_error, stderr, stdout
 from specjax.cli.engines import detokenizer, needs_tokenizer
 from specjax.cli.errors import UsageError
+from specjax.cli.memory import MemoryOptions
 from specjax.cli.own import drafter_entry
 from specjax.cli.saving import (
     SavingOptions,
@@ -84,6 +85,7 @@ class Generate:
     """Report each token's log-probability and this many alternatives."""
     rounds_per_call: int = 4
     """Rounds on the device between two looks at the text: fewer stream more finely."""
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     saving: SavingOptions = field(default_factory=SavingOptions)
     json: bool = False
     """Print one line: prompt_ids, ids, text, finish_reason, stats (and logprobs)."""
@@ -105,7 +107,9 @@ class Generate:
 
     def _run(self, text: str) -> int:
         self._check()
+        self.memory.check()
         checkpoint = o.load_model("--model", self.model, self.dtype)
+        checkpoint = self.memory.applied(checkpoint, self.k)
         tokenizer = needs_tokenizer(checkpoint, self.model)
         ids = tokenizer.chat([text]) if self.chat else tokenizer.encode(text)
         if not ids:

@@ -1,0 +1,57 @@
+"""Options of how the target remembers, and of the invariant mode."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from tyro import conf
+
+from specjax.checkpoints import Checkpoint
+from specjax.cli import options as o
+from specjax.cli.errors import UsageError
+from specjax.models.invariant import NotInvariant, check_invariant, invariant
+from specjax.models.memory import STRATEGIES, with_recurrence
+from specjax.models.pages import Paged
+
+CHECKED_TOKENS = 24
+"""Of the text that the invariant mode is tried on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryOptions:
+    """How the target keeps what it has read."""
+
+    rollback: Annotated[str, conf.arg(metavar="|".join(STRATEGIES))] = "replay"
+    """How accepted inputs reach the states of recurrent layers (see docs/models.md)."""
+    pages: o.OptionalCount = None
+    """Keep attention's keys and values in a pool of so many pages."""
+    page_size: int = 16
+    """Tokens a page."""
+    invariant: bool = False
+    """Compute every token alike whatever the window: the same bits with and without
+    drafts, in bfloat16 too, and slower. It is tried first, and refused where it fails."""
+
+    def check(self) -> None:
+        """What can be said before anything is loaded."""
+        o.one_of("--rollback", self.rollback, STRATEGIES)
+        o.at_least("--page-size", self.page_size, 1)
+        if self.pages is not None:
+            o.at_least("--pages", self.pages, 1)
+        if self.invariant and self.rollback != "replay":
+            raise UsageError(
+                "--invariant advances recurrent layers row by row: leave out --rollback"
+            )
+
+    def applied(self, checkpoint: Checkpoint, k: int) -> Checkpoint:
+        """The checkpoint with its decoder set up so, for windows of ``k`` drafts."""
+        decoder = with_recurrence(checkpoint.decoder, STRATEGIES[self.rollback])
+        if self.invariant:
+            try:
+                decoder = invariant(decoder)
+                check_invariant(decoder, (1, k + 1), tokens=CHECKED_TOKENS)
+            except NotInvariant as error:
+                raise UsageError(f"--invariant: {error}") from error
+        if self.pages is not None:
+            decoder = decoder.replace(paged=Paged(self.pages, self.page_size))
+        return dataclasses.replace(checkpoint, decoder=decoder)
