@@ -30,7 +30,7 @@ class MemoryOptions:
     """Tokens a page."""
     invariant: bool = False
     """Compute every token alike whatever the window: the same bits with and without
-    drafts, in bfloat16 too, and slower. It is tried first, and refused where it fails."""
+    drafts, in bfloat16 too, and slower. Tried first, and refused where it fails."""
 
     def check(self) -> None:
         """What can be said before anything is loaded."""
