@@ -28,6 +28,7 @@ from specjax.models.config import (
 from specjax.models.decoder import Decoder
 from specjax.models.families import parts
 from specjax.models.families.kimi import kimi_delta
+from specjax.models.families.latents import latent_attention
 from specjax.models.families.lfm2 import short_convolution
 from specjax.models.families.nemotron_h import mamba2
 from specjax.models.families.qwen_hybrid import gated_delta
@@ -195,7 +196,7 @@ def _mixer(name: str, config: MixerConfig, make: Builder):
         case AttentionConfig():
             return parts.attention(name, HIDDEN, config, make)
         case LatentAttentionConfig():
-            return parts.latent_attention(name, HIDDEN, config, make)
+            return latent_attention(name, HIDDEN, config, make)
         case GatedDeltaConfig(channel_decay=True):
             return kimi_delta(name, HIDDEN, config, make)
         case GatedDeltaConfig():

@@ -56,6 +56,14 @@ class Toy:
     tensors: dict[str, np.ndarray]
 
 
+_ELSEWHERE = (
+    "qkvz.weight",
+    "experts.gate_up_proj",
+    "block_sparse_moe.gate_proj.weight",
+)
+"""Endings of names of which some layouts have others."""
+
+
 class RandomReader:
     """Makes every tensor that is asked for, from the seed and the tensor's name."""
 
@@ -66,7 +74,7 @@ class RandomReader:
 
     def has(self, name: str) -> bool:
         """Whatever is asked for is there, but for names of another layout."""
-        return not name.endswith(("qkvz.weight", "experts.gate_up_proj"))
+        return not name.endswith(_ELSEWHERE)
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A tensor whose gains, gates and projections have the size real ones have."""

@@ -20,10 +20,10 @@ from specjax.models.config import (
 from specjax.models.decoder import Decoder
 from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
+from specjax.models.families.latents import latent_attention
 from specjax.models.families.parts import (
     assemble,
     feedforward,
-    latent_attention,
     pre_norm_block,
 )
 from specjax.models.families.readings import (

@@ -13,16 +13,19 @@ from specjax.models.build import Builder
 from specjax.models.config import (
     BlockConfig,
     DecoderConfig,
+    FeedForwardConfig,
     GatedDeltaConfig,
     LatentAttentionConfig,
+    MoEConfig,
 )
 from specjax.models.decoder import Decoder
 from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
+from specjax.models.families.latents import latent_attention
 from specjax.models.families.parts import (
     assemble,
     feedforward,
-    latent_attention,
+    mixture,
     pre_norm_block,
 )
 from specjax.models.families.readings import (
@@ -151,17 +154,22 @@ def build(config: DecoderConfig, make: Builder) -> Decoder:
         else:
             assert isinstance(block.mixer, LatentAttentionConfig)
             mixer = latent_attention(f"{name}.self_attn", hidden, block.mixer, make)
-        sparse = make.has(f"{name}.block_sparse_moe.gate.weight")
-        part = "block_sparse_moe" if sparse else "mlp"
-        body = feedforward(
-            f"{name}.{part}",
-            hidden,
-            block.feedforward,
-            make,
-            **({"parts": ("w1", "w3", "w2")} if sparse else {}),
-        )
+        body = _feedforward(name, hidden, block.feedforward, make)
         blocks.append(pre_norm_block(config, name, mixer, body, make))
     return assemble(config, tuple(blocks), make)
+
+
+def _feedforward(
+    name: str, hidden: int, config: FeedForwardConfig | None, make: Builder
+) -> Any:
+    """Released files and those that transformers writes differ in what they call it."""
+    moe = f"{name}.block_sparse_moe"
+    if not isinstance(config, MoEConfig):
+        part = moe if make.has(f"{moe}.gate_proj.weight") else f"{name}.mlp"
+        return feedforward(part, hidden, config, make)
+    if make.has(f"{moe}.gate.weight"):
+        return mixture(moe, hidden, config, make, parts=("w1", "w3", "w2"))
+    return mixture(f"{name}.mlp", hidden, config, make)
 
 
 def kimi_delta(
