@@ -51,6 +51,9 @@ class Inspect:
         listed, scratch = fields.pop("tensors", None), fields.pop("scratch_bytes")
         stdout().print(_summary(description, fields))
         if scratch:
+            stdout().print(
+                f"\nbytes a row and layer beside the state, for {self.window} rows:"
+            )
             stdout().print(_scratch_table(scratch))
         if listed is not None:
             stdout().print(_tensor_table(listed))
@@ -90,8 +93,7 @@ def _plain(value: object) -> str:
 
 def _scratch_table(scratch: list[dict]) -> Table:
     """What recurrent layers need for a pass, by how accepted inputs reach the state."""
-    title = f"bytes a row and layer beside the state, for {scratch[0]['window']} rows"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column("mixer")
     columns = ("layers", "matrix", "snapshot", "replay", "ring")
     for name in columns:
