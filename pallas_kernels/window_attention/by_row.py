@@ -28,7 +28,7 @@ def window_attention_by_row(
     positions: Int[Array, "B W"],
     slots: Int[Array, "B T"] | None = None,
     reach: int | None = None,
-    chosen: None = None,
+    chosen: tuple[jax.Array, jax.Array] | None = None,
     sinks: Float[Array, " Hq"] | None = None,
     softcap: float | None = None,
 ) -> Float[Array, "B W Hq Dv"]:

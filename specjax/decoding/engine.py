@@ -97,8 +97,9 @@ class Engine:
         capacity = self._capacity(requests)
         limits, reasons = limits_of(requests, self.options.max_capacity or capacity)
         batch = len(requests)
-        if hasattr(self.target, "admit"):
-            self.target.admit([len(r.prompt_ids) for r in requests])
+        admit = getattr(self.target, "admit", None)
+        if admit is not None:
+            admit([len(r.prompt_ids) for r in requests])
         prompts = np.array([len(r.prompt_ids) for r in requests], np.int32)
         tokens = np.full((batch, capacity), NO_TOKEN, np.int32)
         for row, request in enumerate(requests):

@@ -191,7 +191,7 @@ class Decoder(struct.PyTreeNode):
     def _rotary_tables(
         self, positions: Int[Array, "B W"], dtype: jnp.dtype
     ) -> dict[Any, RotaryTables]:
-        ropes = {_rope(block) for block in self.blocks} - {None}
+        ropes = {rope for rope in map(_rope, self.blocks) if rope is not None}
         return {rope: RotaryTables(*rope.tables(positions, dtype)) for rope in ropes}
 
     def _rows_needed(self, batch: int, width: int) -> int:

@@ -10,7 +10,7 @@ mesh axis another axis of the same array has taken.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ Logical = tuple[str | None, ...]
 
 
 def make_mesh(
-    sizes: Mapping[str, int], devices: list[jax.Device] | None = None
+    sizes: Mapping[str, int], devices: Sequence[Any] | None = None
 ) -> Mesh:
     """A mesh of these axes in this order, over the first devices.
 
