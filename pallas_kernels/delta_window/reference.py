@@ -60,7 +60,7 @@ def delta_window(
     The state is read once and not written. ``past`` are rows, one after another, that
     stand between the state and the window.
     """
-    heads, width = v.shape[2], v.shape[1]
+    heads = v.shape[2]
     sums = path_sums(per_channel(log_decay), ancestors)
     keys = k.swapaxes(1, 2)
     reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
@@ -69,9 +69,8 @@ def delta_window(
     old = _read(reads * jnp.exp(sums.total)[:, None], state, past)
     updates = v.swapaxes(1, 2)  # [B, H, W, dv]
     if beta is not None:
-        strict = ~jnp.eye(width, dtype=bool)
         rate = beta.swapaxes(1, 2)[..., None]
-        mix = jnp.where(strict, products[:, 1], 0.0) * rate
+        mix = products[:, 1] * rate
         updates = solve_unit_lower(mix, rate * (updates - old[:, 1]))
     out = old[:, 0] + dot("bhts,bhsv->bhtv", products[:, 0], updates)
     return out.swapaxes(1, 2), updates.swapaxes(1, 2)

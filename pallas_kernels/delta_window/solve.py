@@ -15,11 +15,11 @@ BLOCK = 16
 def solve_unit_lower(
     mix: Float[Array, "B H W W"], rhs: Float[Array, "B H W dv"]
 ) -> Float[Array, "B H W dv"]:
-    """``(I + mix)^-1 rhs`` for strictly lower triangular ``mix``.
+    """``(I + mix)^-1 rhs``, where of ``mix`` only what is below the diagonal is read.
 
-    Forward substitution, a block of rows at a time. (Powers of ``mix``, which would do
-    on paper, grow like binomials where keys repeat. A library solver was seen to hang
-    on CPU when two of its calls ran at once.)
+    Above it there must be zeros. Forward substitution, a block of rows at a time.
+    (Powers of ``mix``, which would do on paper, grow like binomials where keys repeat.
+    A library solver was seen to hang on CPU when two of its calls ran at once.)
     """
     width = mix.shape[-1]
     if width <= BLOCK:
@@ -47,7 +47,7 @@ def solve_unit_lower(
 
 
 def unit_lower_inverse(mix: Float[Array, "*lead W W"]) -> Float[Array, "*lead W W"]:
-    """``(I + mix)^-1`` for strictly lower triangular ``mix``, by halves.
+    """``(I + mix)^-1`` by halves; of ``mix`` only what is below the diagonal is read.
 
     The inverses ``X, Y`` of two neighbouring blocks on the diagonal, with ``A`` below
     the first, give the one of twice the size::

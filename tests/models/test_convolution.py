@@ -8,10 +8,10 @@ import pytest
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.mixers import convolution
 from specjax.models.mixers.convolution import (
-    finite_rows,
     flag_rows,
     parent_rows,
     silent_rows,
+    usable_rows,
 )
 
 B, C = 2, 3
@@ -95,10 +95,10 @@ def test_parents_are_the_nearest_ancestors():
     assert parent_rows(window.ancestors)[0].tolist() == [-1, *TREES["tree"]]
 
 
-def test_rows_that_are_not_finite_are_found_and_flagged():
-    x = jnp.asarray([[[1.0, 2.0], [jnp.nan, 0.0], [3.0, 4.0]]], jnp.float32)
-    flat = jnp.asarray([[1.0, 2.0, jnp.inf]], jnp.float32)
-    finite = finite_rows(x, flat)
-    assert finite.tolist() == [[True, False, False]]
-    flagged = flag_rows(jnp.ones_like(x), ~finite)
-    assert np.isnan(flagged[0]).tolist() == [[False] * 2, [True] * 2, [True] * 2]
+def test_rows_that_could_spoil_their_neighbours_are_found_and_flagged():
+    x = jnp.asarray([[[1.0, 2.0], [jnp.nan, 0.0], [3.0, 4.0], [0.0, -1e17]]])
+    flat = jnp.asarray([[1e16, 2.0, -jnp.inf, 0.0]])
+    usable = usable_rows(x, flat)
+    assert usable.tolist() == [[True, False, False, False]]
+    flagged = flag_rows(jnp.ones_like(x), ~usable)
+    assert np.isnan(flagged[0]).tolist() == [[False] * 2] + [[True] * 2] * 3

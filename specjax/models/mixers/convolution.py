@@ -70,10 +70,18 @@ def parent_rows(ancestors: Bool[Array, "B W W"]) -> Int[Array, "B W"]:
     return jnp.max(jnp.where(strict, jnp.arange(width, dtype=jnp.int32), -1), axis=2)
 
 
-def finite_rows(*parts: Float[Array, "B W ..."]) -> Bool[Array, "B W"]:
-    """The window rows in which every part is finite."""
-    finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim))) for x in parts]
-    return functools.reduce(jnp.logical_and, finite)
+def usable_rows(*parts: Float[Array, "B W ..."]) -> Bool[Array, "B W"]:
+    """The window rows in which every part is finite, and so far from overflow that
+    sums of products of two of its numbers are finite as well.
+
+    What is not would reach a row's neighbours as ``0 * NaN`` or ``0 * inf``.
+    """
+
+    def usable(x: jax.Array) -> jax.Array:
+        largest = float(jnp.finfo(x.dtype).max) ** 0.5 / 1024
+        return jnp.all(jnp.abs(x) <= largest, axis=tuple(range(2, x.ndim)))
+
+    return functools.reduce(jnp.logical_and, map(usable, parts))
 
 
 def flag_rows(x: jax.Array, bad: Bool[Array, "B W"]) -> jax.Array:

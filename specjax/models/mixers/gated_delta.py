@@ -14,9 +14,9 @@ from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import (
     convolve,
-    finite_rows,
     flag_rows,
     silent_rows,
+    usable_rows,
 )
 from specjax.models.norms import RMSNorm
 from specjax.models.recurrence.layer import (
@@ -86,11 +86,10 @@ class GatedDelta(struct.PyTreeNode):
         """The recurrence over a whole window."""
         config = self.config
         inputs, beta, decay = self.qkv(x), self.beta(x), self.decay(x)
-        # what is not finite would reach its neighbours as 0 * NaN
-        sound = window.valid & finite_rows(inputs, beta, decay)
+        sound = window.valid & usable_rows(inputs, beta, decay)
         inputs = silent_rows(inputs, sound)
         mixed = jax.nn.silu(convolve(inputs, window, state.inputs, self.taps))
-        sound = sound & finite_rows(mixed)
+        sound = sound & usable_rows(mixed)
         q, k, v = self._heads(silent_rows(mixed, sound))
         y, added = config.recurrence.read(
             state.memory,

@@ -13,9 +13,9 @@ from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import (
     convolve,
-    finite_rows,
     flag_rows,
     silent_rows,
+    usable_rows,
 )
 from specjax.models.norms import GroupedRMSNorm
 from specjax.models.recurrence.layer import (
@@ -75,12 +75,11 @@ class Mamba2(struct.PyTreeNode):
     ) -> tuple[Float[Array, "B W D"], LayerWindow]:
         """The recurrence over a whole window."""
         inputs, steps = self.inputs(x), self.steps(x)
-        # what is not finite would reach its neighbours as 0 * NaN
-        sound = window.valid & finite_rows(inputs, steps)
+        sound = window.valid & usable_rows(inputs, steps)
         inputs = silent_rows(inputs, sound)
         mixed = convolve(inputs, window, state.inputs, self.taps, self.conv_bias)
         mixed = jax.nn.silu(mixed)
-        sound = sound & finite_rows(mixed)
+        sound = sound & usable_rows(mixed)
         values, written, read = self._heads(silent_rows(mixed, sound))
         steps = silent_rows(jax.nn.softplus(steps + self.step_bias), sound)
         y, added = self.config.recurrence.read(

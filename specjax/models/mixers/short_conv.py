@@ -15,9 +15,9 @@ from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import (
     advance,
     convolve,
-    finite_rows,
     flag_rows,
     silent_rows,
+    usable_rows,
 )
 
 
@@ -63,8 +63,7 @@ class ShortConv(struct.PyTreeNode):
         """Each row looks at itself and its nearest ancestors."""
         before, after, values = jnp.split(self.inputs(x), 3, axis=-1)
         inputs = before * values
-        sound = window.valid & finite_rows(inputs)
-        # what is not finite would reach its neighbours as 0 * NaN
+        sound = window.valid & usable_rows(inputs)
         inputs = silent_rows(inputs, sound)
         y = convolve(inputs, window, state.inputs, self.taps, self.conv_bias)
         y = flag_rows(self.out(after * y), window.valid & ~sound)

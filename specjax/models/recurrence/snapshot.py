@@ -58,7 +58,8 @@ class Snapshot:
         if q.shape[1] > self.rows:
             return Replay().read(state, q, k, v, log_decay, beta, ancestors)
         width = q.shape[1]
-        parents = parent_rows(ancestors)
+        # padding has no parent; it goes on from row 0, and nobody looks at it
+        parents = jnp.maximum(parent_rows(ancestors), 0)
 
         def advance(
             row: jax.Array, done: tuple[jax.Array, jax.Array, jax.Array]
@@ -78,9 +79,7 @@ class Snapshot:
             )
             # picked behind the write: in front of it, XLA was seen to copy all states
             parent = _row(parents, jnp.minimum(row + 1, width - 1))
-            above = _pick(states, jnp.maximum(parent, 0))
-            above = jnp.where((parent < 0)[:, None, None, None], state, above)
-            return out, states, above
+            return out, states, _pick(states, parent)
 
         states = jnp.zeros((q.shape[0], width, *state.shape[1:]), state.dtype)
         out, states, _ = jax.lax.fori_loop(
