@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (Demo, "Decode a real model with and without drafts, and compare"),
     "generate": (Generate, "Continue one prompt"),
     "bench": (Bench, "Compare drafters and k on many prompts"),
-    "convert": (Convert, "Convert a model once, for faster loads"),
+    "convert": (Convert, "Keep a model as it is decoded with, converted once"),
     "inspect": (Inspect, "Say what is in a checkpoint"),
     "parity": (Parity, "Compare checkpoints with reference outputs"),
     "zoo": (Zoo, "List and fetch models by name"),

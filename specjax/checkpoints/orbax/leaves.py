@@ -38,22 +38,33 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype, sharding=place)
 
 
-def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The same, on the default device if it has no place: orbax wants to be told."""
-    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    place = leaf.sharding or default
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+def target(leaf: jax.ShapeDtypeStruct) -> Any:
+    """What tells orbax how to restore a leaf.
 
-
-def unplaced(array: jax.Array) -> jax.Array:
-    """A copy that is bound to no device, as most arrays are.
-
-    Programs are compiled anew for an array that is bound to one.
+    A leaf without a place comes to the host: what orbax puts on a device is bound to
+    it, and programs are compiled anew for an array that is bound to a device.
     """
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = jnp.array(np.asarray(jax.random.key_data(array)))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return jnp.array(np.asarray(array))
+    if leaf.sharding is not None:
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=default)
+    return np.empty(leaf.shape, leaf.dtype)
+
+
+def unbound(restored: Any, leaf: jax.ShapeDtypeStruct, *, alias: bool) -> jax.Array:
+    """A restored leaf as an array that is bound to no device unless ``leaf`` is.
+
+    With ``alias`` its memory may be the host's, which must then not be donated.
+    """
+    if leaf.sharding is not None:
+        return restored
+    if isinstance(restored, jax.Array):
+        data = jnp.array(np.asarray(jax.random.key_data(restored)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(restored))
+    if alias:
+        return jax.device_put(restored, may_alias=True)
+    return jnp.array(restored)
 
 
 def kinds_of(leaves: Mapping[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.files import new_folder, read_json
 from specjax.checkpoints.load import PARAMETERS, Checkpoint, decoder_config
-from specjax.checkpoints.orbax.leaves import kinds_of, placed, unplaced
+from specjax.checkpoints.orbax.leaves import kinds_of, target, unbound
 from specjax.checkpoints.orbax.manifest import difference
 from specjax.checkpoints.orbax.structure import rebuild, unbuild
 from specjax.checkpoints.orbax.sums import Damaged, check_sums, write_sums
@@ -126,11 +126,13 @@ def weight_type(decoder: Decoder) -> WeightType:
 
 
 def _read(folder: Path, leaves: dict[str, str]) -> dict[str, Any]:
-    wanted = {name: placed(_abstract(kind)) for name, kind in leaves.items()}
+    wanted = {name: _abstract(kind) for name, kind in leaves.items()}
     with ocp.StandardCheckpointer() as reader:
-        bound = reader.restore(folder.absolute(), wanted)
+        found = reader.restore(
+            folder.absolute(), {name: target(leaf) for name, leaf in wanted.items()}
+        )
     # one at a time: a large model is not held twice
-    return {name: unplaced(bound.pop(name)) for name in wanted}
+    return {n: unbound(found.pop(n), leaf, alias=True) for n, leaf in wanted.items()}
 
 
 def _abstract(kind: str) -> jax.ShapeDtypeStruct:

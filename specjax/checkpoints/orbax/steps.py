@@ -26,8 +26,8 @@ from specjax.checkpoints.orbax.leaves import (
     check_leaves,
     kinds_of,
     named_leaves,
-    placed,
-    unplaced,
+    target,
+    unbound,
     with_leaves,
 )
 from specjax.checkpoints.orbax.sums import Damaged, check_sums, write_sums
@@ -153,7 +153,7 @@ class StepStore:
                 step, args=ocp.args.Composite(notes=ocp.args.JsonRestore())
             )[NOTES]
         check_leaves(about["leaves"], kinds_of(wanted), where)
-        full = {name: placed(leaf) for name, leaf in wanted.items() if leaf.size}
+        full = {name: target(leaf) for name, leaf in wanted.items() if leaf.size}
         with _as_checkpoint_error(f"{where} cannot be read"):
             arrays = self._manager.restore(
                 step,
@@ -162,8 +162,9 @@ class StepStore:
         for name, leaf in wanted.items():
             if not leaf.size:
                 arrays[name] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-            elif leaf.sharding is None:
-                arrays[name] = unplaced(arrays[name])
+            else:
+                # copied: a state is donated, so its memory must be its own
+                arrays[name] = unbound(arrays[name], leaf, alias=False)
         return Restored(step, with_leaves(like, arrays), about["notes"])
 
     def _seal(self) -> None:
