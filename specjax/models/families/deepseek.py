@@ -73,6 +73,8 @@ def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
         assert isinstance(block.mixer, LatentAttentionConfig)
         if block.mixer.query_rank is None:
             raise fields.error("q_lora_rank", "missing; the indexer reads that latent")
+        if indexer.head_dim < block.mixer.rotary_dim:
+            raise fields.error("index_head_dim", "less than qk_rope_head_dim turn")
         mixer = dataclasses.replace(
             block.mixer,
             indexer=indexer if has_own else None,

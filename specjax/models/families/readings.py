@@ -40,12 +40,11 @@ def attention_config(
             "num_key_value_heads", f"{kv_heads} does not divide {heads} query heads"
         )
     size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
+    rope = settings and settings.rope(size)
+    if rope is not None and rope.dims + rope.dims % 2 > size:
+        raise fields.error("head_dim", f"{size} dimensions do not turn in pairs")
     return AttentionConfig(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=size,
-        rope=settings and settings.rope(size),
-        **options,
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=size, rope=rope, **options
     )
 
 
