@@ -52,7 +52,7 @@ class Bench:
     """Most draft tokens a round; each drafter runs with each."""
     ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
     draft: o.DraftModelOptions = field(default_factory=o.DraftModelOptions)
-    rule: o.RuleNames = ()
+    rule: o.RuleNames = None
     """How drafts are judged, by each rule in turn: see `specjax generate --help`."""
     temperature: float = 0.0
     """0: greedy. Above 0: sampled; by --rule coupled still plain sampling's tokens."""
@@ -101,6 +101,14 @@ class Bench:
         for drafter in self._named(self.drafters, "--drafters"):
             for k in self._named(self.k, "--k"):
                 o.check_drafter(drafter, k, self.ngram, self.draft)
+        needs = any(drafter_entry(name).needs_model for name in self.drafters)
+        if self.draft.draft_model is not None and not needs:
+            named = " ".join(self.drafters)
+            raise UsageError(
+                f"--draft-model does nothing with --drafters {named}: add draft-model "
+                "to them, or leave it out"
+            )
+        o.check_used(self.draft, *self.drafters, option="--drafters")
         sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
         o.build_request([0], sampling, self.max_tokens)
         for rule in self._rules():
@@ -112,7 +120,7 @@ class Bench:
 
     def _rules(self) -> tuple[str | None, ...]:
         """Those asked for, or ``None``: the one that suits the temperature."""
-        return self.rule or (None,)
+        return (None,) if self.rule is None else self._named(self.rule, "--rule")
 
     @staticmethod
     def _named(values: tuple, option: str) -> tuple:

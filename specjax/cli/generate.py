@@ -169,7 +169,7 @@ class Generate:
                 f"--draft-model does nothing with --drafter {self.drafter}: "
                 "set --drafter draft-model, or leave it out"
             )
-        o.check_used(self.drafter, self.draft)
+        o.check_used(self.draft, self.drafter)
         o.choose_rule(self.rule, self.sampling.temperature)
         o.build_request([0], self.sampling, self.max_tokens, self.stop)
         o.at_least("--rounds-per-call", self.rounds_per_call, 1)

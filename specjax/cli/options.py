@@ -58,7 +58,7 @@ RuleName = Annotated[
     ),
 ]
 RuleNames = Annotated[
-    tuple[str, ...],
+    tuple[str, ...] | None,
     conf.arg(
         metavar="NAME ...",
         help_behavior_hint="(default: greedy at temperature 0, else coupled)",
@@ -189,8 +189,10 @@ def check_drafter(
         )
 
 
-def check_used(drafter: str, draft: DraftModelOptions) -> None:
-    """Refuse options that would do nothing."""
+def check_used(
+    draft: DraftModelOptions, *drafters: str, option: str = "--drafter"
+) -> None:
+    """Refuse options that would do nothing with any of these drafters."""
     plain = DraftModelOptions()
     for field, user in (
         ("draft_pick", "draft-model"),
@@ -198,10 +200,10 @@ def check_used(drafter: str, draft: DraftModelOptions) -> None:
         ("draft_branching", "draft-tree"),
         ("draft_siblings", "draft-tree"),
     ):
-        if drafter != user and getattr(draft, field) != getattr(plain, field):
+        if user not in drafters and getattr(draft, field) != getattr(plain, field):
             raise UsageError(
-                f"--{field.replace('_', '-')} does nothing with --drafter {drafter}: "
-                f"it is for --drafter {user}; leave it out"
+                f"--{field.replace('_', '-')} does nothing with {option} "
+                f"{' '.join(drafters)}: it is for {user}; leave it out"
             )
 
 

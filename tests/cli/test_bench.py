@@ -212,6 +212,28 @@ def test_a_rule_that_keeps_the_law_is_held_to_the_tokens_at_temperature_0(
     assert "ngram k=2 rejection: differs from token" in result.out
 
 
+def test_rule_without_a_name_is_not_all_of_them_nor_the_default(bench):
+    result, records = bench("--rule")
+    assert result.status == 2 and records == []
+    assert "--rule is empty: give at least one" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--draft-model", "x"), "--draft-model does nothing with --drafters ngram"),
+        (
+            ("--drafters", "ngram", "none", "--draft-pick", "drawn"),
+            "--draft-pick does nothing with --drafters ngram none: it is for draft-m",
+        ),
+    ],
+)
+def test_options_that_no_drafter_uses_are_refused(bench, options, told):
+    result, records = bench(*options)
+    assert result.status == 2 and records == []
+    assert told in result.err
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
