@@ -15,12 +15,15 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.delta_window.decays import PathSums, masked_exp
 
-BLOCK = 16
-"""Rows whose decays by channel are taken pair by pair: ``BLOCK * W * H * dk`` numbers
-are the most that is ever held."""
+BLOCK = 8
+"""Rows whose decays by channel are taken pair by pair in long windows. The most that is
+held at once is a power for each of these rows with each row, head and channel."""
+
+MOST_PAIRED = 24
+"""Rows of the longest window that is taken pair by pair as a whole."""
 
 LARGEST_EXPONENT = 30.0
-"""Of a split power's second part. The first is at most 1."""
+"""Of a split power's second part. The first is never much above 1."""
 
 
 def decayed_products(
@@ -38,7 +41,7 @@ def decayed_products(
         return products * masked_exp(gap, ancestors[:, None])[:, None]
     x = jnp.repeat(x, heads // x.shape[2], axis=2)
     k = jnp.repeat(k, heads // k.shape[1], axis=1)
-    if x.shape[3] <= 2 * BLOCK:
+    if x.shape[3] <= MOST_PAIRED:
         return _pair_by_pair(x, k, sums, sums, ancestors)
     return _by_blocks(x, k, sums, ancestors)
 

@@ -1,6 +1,7 @@
 """Recurrent windows in closed form against the recurrence, one path at a time."""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -237,3 +238,32 @@ def test_one_step_is_one_row(kind):
         out, state = step(*mine, jnp.asarray(x.state))
     np.testing.assert_allclose(out, wanted[:, 0], **EXACT)
     np.testing.assert_allclose(state, states[:, 0], **EXACT)
+
+
+def largest_array(jaxpr: Any) -> int:
+    """Numbers in the largest value that a program makes, loops included."""
+    largest = 0
+    for equation in jaxpr.eqns:
+        sizes = [math.prod(out.aval.shape) for out in equation.outvars]
+        for part in jax.tree.leaves(equation.params, is_leaf=is_program):
+            if is_program(part):
+                sizes.append(largest_array(getattr(part, "jaxpr", part)))
+        largest = max(largest, *sizes)
+    return largest
+
+
+def is_program(part: Any) -> bool:
+    return hasattr(part, "eqns") or hasattr(part, "jaxpr")
+
+
+def test_decays_by_channel_are_never_held_for_all_pairs_of_a_long_window():
+    heads, dim = 4, 64
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    keys, mask = shape(1, LONG, heads, dim), jax.ShapeDtypeStruct((1, LONG, LONG), bool)
+    program = jax.make_jaxpr(api.delta_window)(
+        keys, keys, keys, keys, shape(1, LONG, heads), shape(1, heads, dim, dim), mask
+    )
+    assert largest_array(program.jaxpr) < LONG * LONG * heads * dim / 8
