@@ -154,12 +154,17 @@ def _read(
 
 def _weighted(
     rows: Records, heads: int
-) -> tuple[Float[Array, "B H c 1"], Float[Array, "B H P dk"]]:
+) -> tuple[Float[Array, "B H dk 1"], Float[Array, "B H P dk"]]:
     """What rows leave of the state before them, and their keys as they are at the end.
 
     Reading and folding share this, so that what is read is what will be folded.
     """
     decay = per_channel(rows.log_decay)
-    total = jnp.exp(jnp.sum(decay, axis=1))[..., None]
+    total = jnp.sum(decay, axis=1)
+    # By channel even where there is one a head. XLA's CPU backend takes what is left of
+    # an array behind its last whole vector by other code, which rounds otherwise: with
+    # a few heads, the last row of a batch then had bits of its own.
+    total = jnp.broadcast_to(total, (*total.shape[:2], rows.k.shape[3]))
+    total = jnp.exp(jax.lax.optimization_barrier(total))[..., None]
     keys = jnp.repeat(rows.k, heads // rows.k.shape[2], axis=2)
     return total, (keys * jnp.exp(decays_after(decay))).swapaxes(1, 2)

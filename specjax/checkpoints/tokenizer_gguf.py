@@ -63,7 +63,7 @@ def tokenizer_from_gguf(header: GGUFHeader) -> Tokenizer | None:
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         return None
-    if model not in _KINDS:
+    if not isinstance(model, str) or model not in _KINDS:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.model {model!r} is not implemented (known: "
             f"{', '.join(_KINDS)}); load with tokenizer=False, or use the safetensors "
