@@ -177,7 +177,10 @@ class Decoder(struct.PyTreeNode):
 
     def _embed(self, window: Window) -> Float[Array, "B W D"]:
         dtype = accumulator(self.embedding.dtype)
-        rows = self.embedding.at[window.tokens].get(mode="clip").astype(dtype)
+        # Bound to the tokens: XLA's CPU backend gathers bfloat16 by way of float32,
+        # and would turn the whole matrix before a loop of rounds, at every call.
+        matrix, tokens = jax.lax.optimization_barrier((self.embedding, window.tokens))
+        rows = matrix.at[tokens].get(mode="clip").astype(dtype)
         if self.config.embedding_scale == 1.0:
             return rows
         # of the weights' precision, as in the model's own code
