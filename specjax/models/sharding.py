@@ -42,9 +42,7 @@ RULES: dict[str, str] = {
 Logical = tuple[str | None, ...]
 
 
-def make_mesh(
-    sizes: Mapping[str, int], devices: Sequence[Any] | None = None
-) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of these axes in this order, over the first devices.
 
     Raises ``ValueError`` if an axis is unknown, or there are too few devices.

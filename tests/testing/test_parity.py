@@ -52,7 +52,23 @@ def test_every_family_has_an_oracle():
     assert found | text_only >= set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+QUICK = (
+    "deepseek_v3_fp8",
+    "gemma3",
+    "glm_moe_dsa",
+    "gpt_oss_mxfp4",
+    "kimi_linear",
+    "lfm2_moe",
+    "nemotron_h",
+    "qwen3_next",
+)
+"""Between them every mixer, every routing rule and every stored type."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.full) for n in NAMES],
+)
 def test_a_family_with_drafts(name):
     """Logits, hidden states and greedy tokens, through windows, trees and rollback."""
     checkpoint = load(ORACLES / name, tokenizer=False)
