@@ -22,6 +22,7 @@ from specjax.models.norms import RMSNorm
 from specjax.models.recurrence.layer import (
     LayerState,
     LayerWindow,
+    blank_layer,
     canonical_layer,
     commit_layer,
 )
@@ -117,6 +118,12 @@ class GatedDelta(struct.PyTreeNode):
     def canonical(self, state: LayerState, lengths: Int[Array, " B"]) -> LayerState:
         """The matrices, with everything folded in."""
         return canonical_layer(self.config.recurrence, state)
+
+    def blank(
+        self, state: LayerState, lengths: Int[Array, " B"], value: float | jax.Array
+    ) -> LayerState:
+        """The state with ``value`` in slots of a ring that hold no record."""
+        return blank_layer(self.config.recurrence, state, value)
 
     def _log_decay(self, raw: Float[Array, "B W N"]) -> Float[Array, "B W H *dk"]:
         """Log decays, at most 0."""

@@ -21,6 +21,7 @@ from specjax.models.norms import GroupedRMSNorm
 from specjax.models.recurrence.layer import (
     LayerState,
     LayerWindow,
+    blank_layer,
     canonical_layer,
     commit_layer,
 )
@@ -109,6 +110,12 @@ class Mamba2(struct.PyTreeNode):
     def canonical(self, state: LayerState, lengths: Int[Array, " B"]) -> LayerState:
         """The matrices, with everything folded in."""
         return canonical_layer(self.config.recurrence, state)
+
+    def blank(
+        self, state: LayerState, lengths: Int[Array, " B"], value: float | jax.Array
+    ) -> LayerState:
+        """The state with ``value`` in slots of a ring that hold no record."""
+        return blank_layer(self.config.recurrence, state, value)
 
     def _heads(
         self, mixed: Float[Array, "B W C"]

@@ -42,6 +42,14 @@ def commit_layer(
     )
 
 
+def blank_layer(
+    recurrence: Recurrence, state: LayerState, value: float | jax.Array
+) -> LayerState:
+    """With ``value`` wherever the recurrence's own state holds nothing."""
+    fill = getattr(recurrence, "blank", None)
+    return state if fill is None else state.replace(memory=fill(state.memory, value))
+
+
 def canonical_layer(recurrence: Recurrence, state: LayerState) -> LayerState:
     """With the matrices in place of the recurrence's own state."""
     return state.replace(memory=recurrence.canonical(state.memory))

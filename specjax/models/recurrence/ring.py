@@ -123,6 +123,17 @@ class Ring:
         """The checkpoint with all records folded in."""
         return _folded(state, state.count > 0)
 
+    def blank(self, state: RingState, value: float | jax.Array) -> RingState:
+        """The state with ``value`` in every slot that holds no record: for tests."""
+        slots = jnp.arange(self.slots, dtype=jnp.int32)
+        held = slots < state.count[:, None]
+
+        def fill(x: jax.Array) -> jax.Array:
+            mask = held[(..., *[None] * (x.ndim - 2))]
+            return jnp.where(mask, x, jnp.asarray(value, x.dtype))
+
+        return state.replace(records=jax.tree.map(fill, state.records))
+
     def scratch_bytes(
         self, shape: MatrixShape, window: int, dtype: jax.typing.DTypeLike
     ) -> int:
