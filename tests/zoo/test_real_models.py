@@ -37,7 +37,17 @@ LONG = "long-01"
 SHAPES = {
     "gemma3-270m": ("gemma3_text", 18, 640, 4, 1, 256, 262_144, True, 268_098_176),
     "qwen2.5-coder-0.5b": ("qwen2", 24, 896, 14, 2, 64, 151_936, False, 630_167_424),
-    "qwen2.5-coder-1.5b": ("qwen2", 28, 1536, 12, 2, 128, 151_936, False, None),
+    "qwen2.5-coder-1.5b": (
+        "qwen2",
+        28,
+        1536,
+        12,
+        2,
+        128,
+        151_936,
+        False,
+        1_777_088_000,
+    ),
 }
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(3600)]
@@ -100,7 +110,7 @@ def test_shapes(name):
     assert d.implemented and d.family == family and d.num_layers == layers
     assert (d.hidden_size, d.num_heads, d.num_kv_heads) == (hidden, heads, kv_heads)
     assert (d.head_dim, d.vocab_size, d.tied) == (head_dim, vocab, tied)
-    assert size is None or d.num_parameters == size
+    assert d.num_parameters == size
     if family == "gemma3_text":
         # three of eighteen layers keep everything, the others 512 tokens
         assert d.kv_bytes_per_token == 3 * 2 * 2 * 256
