@@ -73,16 +73,10 @@ def test_more_runs(check, cell):
     holds(check, case_of(cell))
 
 
-QUICK_MIXERS = [c for c in MIXER_CELLS if c.target in ("attentions-paged",)]
-QUICK_STATE = [c for c in MIXER_CELLS if c.target in ("recurrent-ring",)]
+QUICK_MIXERS = [c for c in MIXER_CELLS if c.target == "recurrent-ring"]
 
 
 @pytest.mark.parametrize(("check", "cell"), pairs(QUICK_MIXERS, OF_ONE_RUN))
-def test_every_attention_in_pages(check, cell):
-    holds(check, case_of(cell))
-
-
-@pytest.mark.parametrize(("check", "cell"), pairs(QUICK_STATE, OF_ONE_RUN))
 def test_every_recurrent_mixer_with_a_ring(check, cell):
     holds(check, case_of(cell))
 

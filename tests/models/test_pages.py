@@ -108,7 +108,7 @@ def run(paged: Paged | None, requests=REQUESTS):
     return engine, generate(engine, requests)
 
 
-@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("size", [4, pytest.param(16, marks=pytest.mark.full)])
 def test_paging_changes_no_token_and_no_bit_of_the_state(size):
     (plain, wanted), (paged, got) = run(None), run(Paged(80, size))
     assert [c.ids for c in got] == [c.ids for c in wanted]
