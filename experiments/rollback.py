@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -274,7 +276,7 @@ def main(options: Options) -> None:
         f"One layer, one batch row, float32 states; CPU time, least of "
         f"{options.repeats} times {options.rounds} rounds; {result['date']}, "
         f"{result['device']}, JAX {result['versions']['jax']}; "
-        f"`python experiments/rollback.py{' --quick' if options.quick else ''}`."
+        f"`python {shlex.join(sys.argv)}`."
     )
     report = f"# What rollback costs\n\n{about}\n\n{table(rows)}\n"
     (options.out / f"{name}.md").write_text(report)
