@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from specjax.models.config import GatedDeltaConfig, Mamba2Config
-from specjax.models.decoder import Block, Decoder
+from specjax.models.decoder import Decoder
 from specjax.models.recurrence import Replay, Ring, Snapshot, Strategy
+from specjax.models.stack import Block
 
 STRATEGIES: dict[str, Strategy] = {
     "replay": Replay(),

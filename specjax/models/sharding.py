@@ -21,11 +21,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from specjax.decoding.types import DecodeState
 from specjax.models.axes import BATCH, EMBED, EXPERT, HEADS, KV_HEADS, MLP, VOCAB
 from specjax.models.committed import CommittedState
-from specjax.models.decoder import Block, Decoder
+from specjax.models.decoder import Decoder
 from specjax.models.feedforward.router import Router
 from specjax.models.linear import Linear, StackedLinear
 from specjax.models.mixers.attention import Attention, KVCache
 from specjax.models.mixers.latent_attention import LatentCache
+from specjax.models.stack import Block
 
 DATA, TENSOR = "data", "tensor"
 

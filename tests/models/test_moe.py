@@ -18,7 +18,7 @@ from specjax.models.config import (
     PlainMLPConfig,
     RouterConfig,
 )
-from specjax.models.decoder import Block, Decoder, Sublayer
+from specjax.models.decoder import Decoder
 from specjax.models.feedforward import dispatch
 from specjax.models.feedforward.experts import Experts, activation
 from specjax.models.feedforward.gated_mlp import GatedMLP
@@ -27,6 +27,7 @@ from specjax.models.feedforward.plain_mlp import PlainMLP
 from specjax.models.feedforward.router import Router, Routes
 from specjax.models.linear import Linear, StackedLinear, quantize_linear
 from specjax.models.norms import RMSNorm
+from specjax.models.stack import Block, Sublayer
 from specjax.testing.conformance.hlo import rewrites
 
 D, SIZE, E, K = 12, 6, 8, 3

@@ -38,7 +38,7 @@ def test_a_loop_of_passes_holds_no_float32_embedding():
 
     def ours(tokens, decoder):
         zero = jnp.zeros(1, jnp.int32)
-        rows = decoder._embed(chunk_window(tokens, zero, zero + 4, 4))
+        rows = decoder.ends.embed(chunk_window(tokens, zero, zero + 4, 4).tokens)
         return tokens + jnp.int32(1) + jnp.sum(rows).astype(jnp.int32)
 
     def naive(tokens, decoder):
@@ -49,4 +49,4 @@ def test_a_loop_of_passes_holds_no_float32_embedding():
     # Which loops XLA hoists a conversion out of depends on what the processor can do
     # with bfloat16, so the fault that the test is for may not be seen everywhere.
     if whole not in carried(naive, decoder):
-        pytest.skip("XLA hoists nothing on this processor, so nothing was seen")
+        pytest.skip("XLA hoists nothing here, so there is nothing to see")

@@ -20,7 +20,7 @@ from specjax.models.config import (
     MoEConfig,
     PlainMLPConfig,
 )
-from specjax.models.decoder import Block, Decoder, Sublayer
+from specjax.models.decoder import Decoder
 from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields
 from specjax.models.families.parts import (
@@ -38,6 +38,7 @@ from specjax.models.families.readings import (
 from specjax.models.linear import Linear
 from specjax.models.mixers.mamba2 import Mamba2
 from specjax.models.norms import GroupedRMSNorm
+from specjax.models.stack import Block, Sublayer
 
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _NAMES = {"linear_attention": "mamba", "full_attention": "attention"}

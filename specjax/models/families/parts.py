@@ -16,13 +16,14 @@ from specjax.models.config import (
     MoEConfig,
     PlainMLPConfig,
 )
-from specjax.models.decoder import Block, Decoder, Sublayer
+from specjax.models.decoder import Decoder
 from specjax.models.families.ropes import interleaved_rows
 from specjax.models.feedforward.gated_mlp import GatedMLP
 from specjax.models.feedforward.moe import MoE
 from specjax.models.feedforward.plain_mlp import PlainMLP
 from specjax.models.linear import Linear
 from specjax.models.mixers.attention import Attention
+from specjax.models.stack import Block, Sublayer
 
 WIDE, NARROW = (MLP, EMBED), (EMBED, MLP)
 

@@ -1,0 +1,162 @@
+"""Draft heads that read the target's hidden states: EAGLE, MTP and their kin.
+
+Row ``i`` of such a head takes (hidden state of position ``i``, token ``i + 1``) and
+says what token ``i + 2`` will be. Both are known for every row of an accepted path: the
+target's features at the path, and the tokens that follow it. So ``observe`` runs the
+head over the accepted path alone, with true features, and commits what that adds; what
+the head guessed while drafting was read through windows and never written.
+
+The row of the last committed pair stands for the anchor. Its output is kept: it says
+the first draft, and drafting goes on from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.interfaces import Tap
+from specjax.decoding.types import Acceptance, Verdict, Window
+from specjax.decoding.windows import keep_valid
+
+
+@runtime_checkable
+class FeatureHead(Protocol):
+    """A network over (hidden state, next token) pairs, with a state of its own.
+
+    Like a target it reads windows and takes in accepted paths: ``run`` changes nothing,
+    ``commit`` folds rows in. ``window.tokens`` holds each row's *next* token and row 0
+    stands at the position that the head's state has reached.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``, of the target."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """``D``, of ``run``'s rows."""
+        ...
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The target's hidden states that ``fuse`` needs."""
+        ...
+
+    def init(self, batch: int, capacity: int) -> Any:
+        """An empty state."""
+        ...
+
+    def fuse(self, features: dict[Tap, Array]) -> Float[Array, "B W D"]:
+        """The target's features (tap -> ``[B, W, D]``) as ``run`` wants them."""
+        ...
+
+    def run(
+        self, hidden: Float[Array, "B W D"], window: Window, state: Any
+    ) -> tuple[Float[Array, "B W D"], Any]:
+        """``(out [B, W, D], pending)``: ``out`` is what a drafted row hands on, in the
+        place of fused features, to the rows below it; ``logits`` reads it too."""
+        ...
+
+    def logits(self, out: Float[Array, "B W D"]) -> Float[Array, "B W V"]:
+        """Of the token after each row's own, over the target's vocabulary; ``-inf``
+        for tokens that the head cannot say."""
+        ...
+
+    def commit(self, state: Any, pending: Any, acceptance: Acceptance) -> Any:
+        """The state after the accepted rows."""
+        ...
+
+
+class HeadState(struct.PyTreeNode):
+    """What a head remembers of the committed pairs."""
+
+    own: Any
+    """The head's state."""
+    lengths: jax.Array  # [B] int32: pairs taken in
+    out: jax.Array  # [B, D]: the output of the last pair's row
+
+
+class OwnHead(struct.PyTreeNode):
+    """The part of a drafter that is the same whatever it makes of its head."""
+
+    head: FeatureHead
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's vocabulary."""
+        return self.head.vocab_size
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The hidden states that the head reads."""
+        return self.head.taps
+
+    def init(self, batch: int, capacity: int) -> HeadState:
+        """An empty state. A row with no pair yet (a prompt of one token) has nothing
+        to draft from: ``lengths`` is 0."""
+        return HeadState(
+            own=self.head.init(batch, capacity),
+            lengths=jnp.zeros((batch,), jnp.int32),
+            out=jnp.zeros((batch, self.head.hidden_size), jnp.float32),
+        )
+
+    def observe(
+        self,
+        state: HeadState,
+        pending: Any,
+        window: Window,
+        verdict: Verdict,
+        acceptance: Acceptance,
+    ) -> HeadState:
+        """Take in the accepted pairs; whatever was guessed is forgotten."""
+        return take_in(self.head, state, verdict, acceptance)
+
+
+def take_in(
+    head: FeatureHead, state: HeadState, verdict: Verdict, acceptance: Acceptance
+) -> HeadState:
+    """The state after the pairs of an accepted path."""
+    features = {tap: verdict.features[tap] for tap in head.taps}
+    hidden = head.fuse(jax.tree.map(lambda x: along(x, acceptance.path), features))
+    window = pairs_window(acceptance, state.lengths)
+    out, pending = head.run(hidden, window, state.own)
+    rows = jnp.arange(window.width, dtype=jnp.int32)
+    path = jnp.where(window.valid, rows, 0)
+    num = acceptance.num_tokens
+    last = jnp.maximum(num - 1, 0)[:, None]
+    said = along(out, last)[:, 0].astype(state.out.dtype)
+    # The same number, but one that waits for the pass: else XLA may write the cache
+    # before the pass has read it, and for that copies it, every round.
+    waited = jnp.minimum(num, num + jnp.any(jnp.isnan(out), (1, 2)).astype(num.dtype))
+    taken = Acceptance(path=path, tokens=acceptance.tokens, num_tokens=waited)
+    return HeadState(
+        own=head.commit(state.own, pending, taken),
+        lengths=state.lengths + num,
+        out=jnp.where((num > 0)[:, None], said, state.out),
+    )
+
+
+def pairs_window(acceptance: Acceptance, lengths: Int[Array, " B"]) -> Window:
+    """The accepted path as rows of a head: a chain of the tokens that follow it."""
+    width = acceptance.tokens.shape[1]
+    valid = acceptance.taken
+    causal = jnp.broadcast_to(
+        jnp.tril(jnp.ones((width, width), bool)), (*valid.shape[:1], width, width)
+    )
+    return Window(
+        tokens=jnp.where(valid, acceptance.tokens, 0),
+        positions=lengths[:, None] + jnp.arange(width, dtype=jnp.int32),
+        ancestors=keep_valid(causal, valid),
+        valid=valid,
+    )
+
+
+def along(x: Float[Array, "B W D"], rows: Int[Array, "B P"]) -> Float[Array, "B P D"]:
+    """The rows of a window that a path names."""
+    return jnp.take_along_axis(x, rows[:, :, None], axis=1, mode="clip")
