@@ -1,0 +1,16 @@
+"""Published checkpoint layouts of learned drafters: configuration and names to parts.
+
+One file a method. Like a model family, a layout holds no maths: it reads the
+configuration (every field, or an error that names it), asks for tensors by name, and
+makes the part that the drafter runs. A new layout is one file here and one line in
+``LAYOUTS``; ``specjax.checkpoints.drafters`` finds the one that fits a folder.
+"""
+
+from __future__ import annotations
+
+from specjax.drafters.layouts.layout import Export, Host, Layout
+
+__all__ = ["LAYOUTS", "Export", "Host", "Layout"]
+
+LAYOUTS: tuple[Layout, ...] = ()
+"""In the order in which they are tried."""
