@@ -32,6 +32,14 @@ _PARTS: dict[str, np.dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 
+# Ids and maps of ids: read as they are (``Tensors.integers``), never as weights.
+_INTEGERS: dict[str, np.dtype] = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
+_STORED = DTYPES | _PARTS | _INTEGERS
+
 # The format's own limit; a longer header is a lie or an attack.
 _LONGEST_HEADER = 100_000_000
 
@@ -43,6 +51,7 @@ class SafetensorsReader(Tensors):
     """The tensors of a checkpoint directory, or of one file, memory-mapped."""
 
     readable = frozenset(DTYPES)
+    whole = frozenset(_INTEGERS)
 
     def __init__(self, path: str | Path) -> None:
         """Read and check every header.
@@ -74,7 +83,7 @@ class SafetensorsReader(Tensors):
             self._maps[info.file] = np.memmap(info.file, np.uint8, mode="r")
         start = self._starts[info.name]
         raw = self._maps[info.file][start : start + info.nbytes]
-        dtype = (DTYPES | _PARTS)[info.dtype]
+        dtype = _STORED[info.dtype]
         return np.asarray(raw).view(dtype).reshape(info.shape)
 
     def _data(self, info: TensorInfo) -> np.ndarray:
@@ -158,7 +167,7 @@ def _entry(
             f"tensor {name!r} lies outside {file} (bytes {begin} to {end} of "
             f"{size - base}); download the file again"
         )
-    known = (DTYPES | _PARTS).get(dtype)
+    known = _STORED.get(dtype)
     if known is not None and math.prod(shape) * known.itemsize != end - begin:
         raise CheckpointError(
             f"tensor {name!r} in {file} has {end - begin} bytes, but {dtype} "

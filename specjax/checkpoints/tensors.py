@@ -57,6 +57,8 @@ class Tensors(ABC):
 
     readable: frozenset[str]
     """Stored types that ``_data`` turns into a float array."""
+    whole: frozenset[str] = frozenset()
+    """Stored types that ``_data`` leaves as integers or truth values."""
 
     def __init__(self, source: Path, infos: Mapping[str, TensorInfo]) -> None:
         self.source = source
@@ -73,6 +75,26 @@ class Tensors(ABC):
         Raises ``CheckpointError`` if it is absent, has another shape, or is not stored
         as a float type.
         """
+        array = self._float(self._info(name, shape))
+        self._read.add(name)
+        return array
+
+    def integers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor of ids or truth values, in its stored type.
+
+        Raises ``CheckpointError`` if it is absent, has another shape, or is of floats.
+        """
+        info = self._info(name, shape)
+        if info.dtype not in self.whole:
+            raise CheckpointError(
+                f"tensor {name!r} in {info.file} is stored as {info.dtype}, where "
+                f"integers are needed ({', '.join(sorted(self.whole)) or 'no'} types "
+                "of them are readable here)"
+            )
+        self._read.add(name)
+        return self._data(info)
+
+    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self.infos.get(name)
         if info is None:
             raise CheckpointError(self._missing(name))
@@ -82,9 +104,7 @@ class Tensors(ABC):
                 f"configuration asks for {list(shape)}; the configuration and the "
                 "weights belong to different models"
             )
-        array = self._float(info)
-        self._read.add(name)
-        return array
+        return info
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""

@@ -82,6 +82,16 @@ class Builder:
         """
         return self._reader.read(name, shape)
 
+    def integers(self, name: str, *shape: int) -> np.ndarray:
+        """A tensor of ids or truth values, in its stored type.
+
+        Raises ``ValueError`` if the source has none of that kind.
+        """
+        read = getattr(self._reader, "integers", None)
+        if read is None:
+            raise ValueError(f"tensor {name!r}: this source holds no integers")
+        return read(name, shape)
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name: for layouts that vary."""
         return self._reader.has(name)
