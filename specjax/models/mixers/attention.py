@@ -103,9 +103,8 @@ class Attention(struct.PyTreeNode):
         """Attend to the committed tokens and to ancestors in the window."""
         config = self.config
         q = self._turned(self.q(x), self.q_norm, aids)
-        k = self._turned(self.k(x), self.k_norm, aids)
-        v = self.v(x).reshape(k.shape)
-        k, v = (y.astype(state.k.dtype) for y in sound_rows((k, v), window))
+        added = self.keys_values(x, window, state, aids)
+        k, v = added.k, added.v
         slots = None
         if config.reach is not None:
             slots = held_positions(lengths, state.k.shape[2])
@@ -129,7 +128,16 @@ class Attention(struct.PyTreeNode):
         ).reshape(*x.shape[:2], -1)
         if self.gate is not None:
             mixed = mixed * jax.nn.sigmoid(self.gate(x))
-        return self.out(mixed), WindowKV(k=k, v=v)
+        return self.out(mixed), added
+
+    def keys_values(
+        self, x: Float[Array, "B W D"], window: Window, state: KVCache, aids: Aids
+    ) -> WindowKV:
+        """What the rows of a window would add to the state."""
+        k = self._turned(self.k(x), self.k_norm, aids)
+        v = self.v(x).reshape(k.shape)
+        k, v = (y.astype(state.k.dtype) for y in sound_rows((k, v), window))
+        return WindowKV(k=k, v=v)
 
     def commit(
         self,
