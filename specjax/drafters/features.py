@@ -20,7 +20,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.interfaces import Tap
-from specjax.decoding.types import Acceptance, Verdict, Window
+from specjax.decoding.types import Acceptance, Context, Verdict, Window
 from specjax.decoding.windows import keep_valid
 
 
@@ -160,3 +160,23 @@ def pairs_window(acceptance: Acceptance, lengths: Int[Array, " B"]) -> Window:
 def along(x: Float[Array, "B W D"], rows: Int[Array, "B P"]) -> Float[Array, "B P D"]:
     """The rows of a window that a path names."""
     return jnp.take_along_axis(x, rows[:, :, None], axis=1, mode="clip")
+
+
+def anchor_window(context: Context) -> Window:
+    """The anchor alone: the last token of the text."""
+    anchor = context.anchor[:, None]
+    return Window(
+        tokens=jnp.maximum(anchor, 0),
+        positions=jnp.maximum(context.lengths - 1, 0)[:, None],
+        ancestors=jnp.ones((*anchor.shape, 1), bool),
+        valid=jnp.ones(anchor.shape, bool),
+    )
+
+
+def safe_rows(logits: Float[Array, "B W V"]) -> Float[Array, "B W V"]:
+    """A head's logits, with rows that are no law made uniform: a draft may be anything.
+
+    ``-inf`` stands for a token that the head cannot say, and stays.
+    """
+    best = logits.max(axis=-1, keepdims=True)  # NaN if any is
+    return jnp.where(jnp.isfinite(best), logits, 0.0)
