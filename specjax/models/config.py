@@ -280,6 +280,18 @@ class BlockConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AheadConfig:
+    """One layer that predicts a token further than the layer before it (MTP)."""
+
+    blocks: tuple[BlockConfig, ...]
+    own_embedding: bool = False
+    """It embeds tokens by a matrix of its own, not by the decoder's."""
+    shares_choice: bool = False
+    """All drafts of a round attend to the keys that its indexer chose for the last true
+    row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A whole decoder."""
 
@@ -297,6 +309,8 @@ class DecoderConfig:
     heads_ahead: int = 0
     """Layers of the checkpoint that predict further tokens: drafters. Where the file
     does not say, the most that there are."""
+    ahead: AheadConfig | None = None
+    """What each of these is made of; ``None`` in families that have none."""
 
 
 def _check_multiple(config: object, name: str, divisor: str) -> None:

@@ -48,11 +48,16 @@ def run_blocks(
     x: Float[Array, "B W D"],
     window: Window,
     state: CommittedState,
+    *,
+    chosen: Chosen | None = None,
 ) -> tuple[list[Float[Array, "B W D"]], tuple[Any, ...]]:
-    """The residual stream before the blocks and after each, and what to commit."""
+    """The residual stream before the blocks and after each, and what to commit.
+
+    ``chosen`` are the keys for blocks that have no indexer above them.
+    """
     mixers = mixers_of(blocks)
     tables = rotary_tables(mixers, window.positions, x.dtype)
-    streams, pending, chosen = [x], [], None
+    streams, pending = [x], []
     lent = lend_table(mixers, state.blocks, state.pages)
     for block, mixer, own in zip(blocks, mixers, lent, strict=True):
         aids = Aids(rotary=tables.get(rope_of(mixer)), chosen=chosen)

@@ -12,12 +12,14 @@ from typing import Any
 
 from specjax.models.build import Builder
 from specjax.models.config import (
+    AheadConfig,
     BlockConfig,
     DecoderConfig,
     IndexerConfig,
     LatentAttentionConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.ahead import ahead_of, numbered_modules
 from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields, layer_kinds
 from specjax.models.families.latents import latent_attention
@@ -36,6 +38,8 @@ from specjax.models.families.readings import (
     sparse_layers,
 )
 from specjax.models.families.ropes import rope_settings
+from specjax.models.mtp import MTPModule
+from specjax.models.stack import Block
 
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 """The new and the old name of the one kind of layer in GLM-5."""
@@ -59,8 +63,8 @@ def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
     fields.expect("mlp_bias", False, default=False)
     fields.expect("rope_interleave", True, default=True)
     fields.expect("indexer_rope_interleave", True, default=True)
-    # of heads ahead; and the router is never less than float32 here
-    fields.ignore("index_share_for_mtp_iteration", "moe_router_dtype")
+    fields.ignore("moe_router_dtype")  # never less than float32 here
+    shared = fields.boolean("index_share_for_mtp_iteration", False)
     indexer = IndexerConfig(
         num_heads=fields.integer("index_n_heads"),
         head_dim=fields.integer("index_head_dim"),
@@ -68,8 +72,8 @@ def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
     )
     own = _own_indexers(fields, count)
     config = _config(fields, "glm_moe_dsa")
-    blocks = []
-    for block, has_own in zip(config.blocks, own, strict=True):
+
+    def indexed(block: BlockConfig, has_own: bool) -> BlockConfig:
         assert isinstance(block.mixer, LatentAttentionConfig)
         if block.mixer.query_rank is None:
             raise fields.error("q_lora_rank", "missing; the indexer reads that latent")
@@ -80,8 +84,19 @@ def glm_moe_dsa(raw: Mapping[str, Any]) -> DecoderConfig:
             indexer=indexer if has_own else None,
             chosen_before=not has_own,
         )
-        blocks.append(dataclasses.replace(block, mixer=mixer))
-    return dataclasses.replace(config, blocks=tuple(blocks))
+        return dataclasses.replace(block, mixer=mixer)
+
+    ahead = ahead_of(config)
+    return dataclasses.replace(
+        config,
+        blocks=tuple(map(indexed, config.blocks, own)),
+        ahead=dataclasses.replace(
+            ahead,
+            # which has an indexer of its own, whatever the layers below share
+            blocks=tuple(indexed(block, True) for block in ahead.blocks),
+            shares_choice=shared,
+        ),
+    )
 
 
 def _own_indexers(fields: Fields, count: int) -> list[bool]:
@@ -130,17 +145,29 @@ def _config(fields: Fields, family: str) -> DecoderConfig:
         BlockConfig(mixer=mixer, feedforward=mixture if routed else plain)
         for routed in sparse_layers(fields, count)
     ]
-    return decoder_config(fields, family, blocks, heads_ahead=ahead)
+    layer = AheadConfig(blocks=(BlockConfig(mixer=mixer, feedforward=mixture),))
+    return decoder_config(fields, family, blocks, heads_ahead=ahead, ahead=layer)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the decoder."""
+    blocks = tuple(
+        _block(config, f"model.layers.{i}", block, make)
+        for i, block in enumerate(config.blocks)
+    )
+    return assemble(config, blocks, make)
+
+
+def mtp(config: DecoderConfig, make: Builder) -> tuple[MTPModule, ...]:
+    """The layers that predict further tokens."""
+    return numbered_modules(config, make, _block)
+
+
+def _block(
+    config: DecoderConfig, name: str, block: BlockConfig, make: Builder
+) -> Block:
+    assert isinstance(block.mixer, LatentAttentionConfig)
     hidden = config.hidden_size
-    blocks = []
-    for i, block in enumerate(config.blocks):
-        name = f"model.layers.{i}"
-        assert isinstance(block.mixer, LatentAttentionConfig)
-        mixer = latent_attention(f"{name}.self_attn", hidden, block.mixer, make)
-        body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
-        blocks.append(pre_norm_block(config, name, mixer, body, make))
-    return assemble(config, tuple(blocks), make)
+    mixer = latent_attention(f"{name}.self_attn", hidden, block.mixer, make)
+    body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
+    return pre_norm_block(config, name, mixer, body, make)

@@ -9,15 +9,18 @@ import numpy as np
 
 from specjax.models.build import Builder
 from specjax.models.config import (
+    AheadConfig,
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
     GatedMLPConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.ahead import numbered_modules
 from specjax.models.families.defaults import DEFAULTS
 from specjax.models.families.fields import Fields
 from specjax.models.families.llama import build as glm4_moe_build
+from specjax.models.families.llama import build_block
 from specjax.models.families.parts import (
     NARROW,
     WIDE,
@@ -37,8 +40,9 @@ from specjax.models.families.readings import (
 )
 from specjax.models.families.ropes import rope_settings
 from specjax.models.feedforward.gated_mlp import GatedMLP
+from specjax.models.mtp import MTPModule
 
-__all__ = ["glm4", "glm4_build", "glm4_moe", "glm4_moe_build"]
+__all__ = ["glm4", "glm4_build", "glm4_moe", "glm4_moe_build", "mtp"]
 
 
 def glm4(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -75,7 +79,13 @@ def glm4_moe(raw: Mapping[str, Any]) -> DecoderConfig:
         for routed in sparse_layers(fields, layers(fields))
     ]
     ahead = heads_ahead(fields)
-    return decoder_config(fields, "glm4_moe", blocks, heads_ahead=ahead)
+    layer = AheadConfig(blocks=(BlockConfig(mixer=mixer, feedforward=mixture),))
+    return decoder_config(fields, "glm4_moe", blocks, heads_ahead=ahead, ahead=layer)
+
+
+def mtp(config: DecoderConfig, make: Builder) -> tuple[MTPModule, ...]:
+    """The layers of GLM-4.5 to 4.7 that predict further tokens."""
+    return numbered_modules(config, make, build_block)
 
 
 def glm4_build(config: DecoderConfig, make: Builder) -> Decoder:

@@ -23,6 +23,7 @@ from specjax.models.families.readings import (
     layers,
 )
 from specjax.models.families.ropes import rope_settings
+from specjax.models.stack import Block
 
 
 def config(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -43,12 +44,19 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the family's checkpoint layout."""
+    blocks = tuple(
+        build_block(config, f"model.layers.{i}", block, make)
+        for i, block in enumerate(config.blocks)
+    )
+    return assemble(config, blocks, make)
+
+
+def build_block(
+    config: DecoderConfig, name: str, block: BlockConfig, make: Builder
+) -> Block:
+    """Read every tensor of one layer."""
+    assert isinstance(block.mixer, AttentionConfig)
     hidden = config.hidden_size
-    blocks = []
-    for i, block in enumerate(config.blocks):
-        name = f"model.layers.{i}"
-        assert isinstance(block.mixer, AttentionConfig)
-        mixer = attention(f"{name}.self_attn", hidden, block.mixer, make)
-        body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
-        blocks.append(pre_norm_block(config, name, mixer, body, make))
-    return assemble(config, tuple(blocks), make)
+    mixer = attention(f"{name}.self_attn", hidden, block.mixer, make)
+    body = feedforward(f"{name}.mlp", hidden, block.feedforward, make)
+    return pre_norm_block(config, name, mixer, body, make)

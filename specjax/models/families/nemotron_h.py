@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from specjax.models.axes import EMBED, MLP
 from specjax.models.build import Builder
 from specjax.models.config import (
+    AheadConfig,
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
@@ -21,8 +22,9 @@ from specjax.models.config import (
     PlainMLPConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.ahead import ahead_of, mtp_module
 from specjax.models.families.defaults import DEFAULTS
-from specjax.models.families.fields import Fields
+from specjax.models.families.fields import ConfigError, Fields
 from specjax.models.families.parts import (
     assemble,
     attention,
@@ -37,12 +39,16 @@ from specjax.models.families.readings import (
 )
 from specjax.models.linear import Linear
 from specjax.models.mixers.mamba2 import Mamba2
+from specjax.models.mtp import MTPModule
 from specjax.models.norms import GroupedRMSNorm
 from specjax.models.stack import Block, Sublayer
 
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 _EPS = "layer_norm_epsilon|rms_norm_eps"
+_PATTERN, _AHEAD = "hybrid_override_pattern", "mtp_hybrid_override_pattern"
+_USUAL = ("attention", "moe")
+"""Blocks of a layer that predicts further tokens, where the file does not list them."""
 _WITHOUT_EFFECT = (
     # positions do not turn
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
@@ -56,8 +62,7 @@ _WITHOUT_EFFECT = (
     # how the work is done, and in what precision
     *("chunk_size", "mamba_chunk_size", "residual_in_fp32"),
     "moe_shared_expert_overlap",
-    # of layers that predict further tokens, and of no layer
-    *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+    # of no layer
     *("norm_eps", "hidden_act"),
 )
 
@@ -80,15 +85,22 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         "moe": lambda: BlockConfig(mixer=None, feedforward=_mixture(fields)),
         "mlp": lambda: BlockConfig(mixer=None, feedforward=_mlp(fields)),
     }
-    kinds = _kinds(fields)
-    made = {kind: parts[kind]() for kind in dict.fromkeys(kinds)}
+    kinds = _kinds(fields, _PATTERN, "layers_block_type|layer_types")
+    count = fields.integer("num_nextn_predict_layers", at_least=0)
+    further = _kinds(fields, _AHEAD, "mtp_layers_block_type", _USUAL) if count else []
+    fields.ignore(_AHEAD, "mtp_layers_block_type")
+    if fields.has("num_hidden_layers"):
+        fields.expect("num_hidden_layers", len(kinds), default=len(kinds))
+    made = {kind: parts[kind]() for kind in dict.fromkeys([*kinds, *further])}
+    ahead = AheadConfig(blocks=tuple(made[kind] for kind in further))
     return decoder_config(
         fields,
         "nemotron_h",
         [made[kind] for kind in kinds],
         eps=_EPS,
         tied=None,
-        heads_ahead=fields.integer("num_nextn_predict_layers", at_least=0),
+        heads_ahead=count,
+        ahead=ahead if further else None,
     )
 
 
@@ -106,30 +118,30 @@ def _check_steps(fields: Fields) -> None:
         raise fields.error(name, f"{limits!r} is not implemented (only 0, inf is)")
 
 
-def _kinds(fields: Fields) -> list[str]:
+def _kinds(
+    fields: Fields, pattern: str, listed: str, otherwise: Sequence[str] = ()
+) -> list[str]:
     """One kind a block, from the letters, or from a list of names old or new."""
-    pattern = "hybrid_override_pattern"
-    names = fields.items("layers_block_type|layer_types", str)
+    names = fields.items(listed, str)
     fields.ignore(pattern)
     spelt = names
     if fields.has(pattern):
         spelt = [_LETTERS.get(letter, letter) for letter in fields.text(pattern)]
-    kinds = [_NAMES.get(name, name) for name in names or spelt or ()]
+    spelt = spelt or otherwise
+    kinds = [_NAMES.get(name, name) for name in names or spelt]
     if not kinds:
         raise fields.error(pattern, "missing or empty")
-    if [_NAMES.get(name, name) for name in spelt or ()] != kinds:
-        raise fields.error(pattern, f"contradicts layers_block_type: {names}")
+    if [_NAMES.get(name, name) for name in spelt] != kinds:
+        raise fields.error(pattern, f"contradicts {listed.split('|')[0]}: {names}")
     for kind in kinds:
         if kind not in _LETTERS.values():
             raise fields.error(
-                "hybrid_override_pattern or layers_block_type",
+                f"{pattern} or {listed.split('|')[0]}",
                 f"{kind!r} is not implemented ({', '.join(_LETTERS)} or "
                 f"{', '.join(_LETTERS.values())} are)",
             )
     if len(kinds) > MOST_LAYERS:
-        raise fields.error("hybrid_override_pattern", f"{len(kinds)} layers")
-    if fields.has("num_hidden_layers"):
-        fields.expect("num_hidden_layers", len(kinds), default=len(kinds))
+        raise fields.error(pattern, f"{len(kinds)} layers")
     return kinds
 
 
@@ -168,31 +180,60 @@ def _mixture(fields: Fields) -> MoEConfig:
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the family's checkpoint layout."""
-    hidden = config.hidden_size
-    blocks = []
-    for i, block in enumerate(config.blocks):
-        name = f"backbone.layers.{i}"
-        norm = make.norm(f"{name}.norm", hidden, config.norm_eps)
-        part = f"{name}.mixer"
-        match block.mixer:
-            case Mamba2Config():
-                body = Sublayer(norm, mamba2(part, hidden, block.mixer, make))
-                blocks.append(Block(mixer=body, feedforward=None))
-            case AttentionConfig():
-                body = Sublayer(norm, attention(part, hidden, block.mixer, make))
-                blocks.append(Block(mixer=body, feedforward=None))
-            case _:
-                assert block.feedforward is not None
-                inner = _feedforward(part, hidden, block.feedforward, make)
-                blocks.append(Block(mixer=None, feedforward=Sublayer(norm, inner)))
+    blocks = tuple(
+        _block(config, f"backbone.layers.{i}", block, make)
+        for i, block in enumerate(config.blocks)
+    )
     return assemble(
         config,
-        tuple(blocks),
+        blocks,
         make,
         prefix="backbone.",
         embedding="embeddings",
         norm="norm_f",
     )
+
+
+def mtp(config: DecoderConfig, make: Builder) -> tuple[MTPModule, ...]:
+    """The one layer that predicts a further token: its blocks are numbered like layers.
+
+    The first holds what joins embedding and hidden state, the last the final norm.
+    """
+    ahead = ahead_of(config)
+    if config.heads_ahead > 1:
+        raise ConfigError(
+            f"config field 'num_nextn_predict_layers': {config.heads_ahead} is not "
+            "implemented for nemotron_h, whose files name the blocks of one"
+        )
+    names = [f"mtp.layers.{i}" for i in range(len(ahead.blocks))]
+    blocks = tuple(
+        _block(config, name, block, make)
+        for name, block in zip(names, ahead.blocks, strict=True)
+    )
+    norms = (
+        f"{names[0]}.enorm",
+        f"{names[0]}.hnorm",
+        f"{names[-1]}.final_layernorm",
+    )
+    return (mtp_module(config, blocks, make, norms=norms, join=f"{names[0]}.eh_proj"),)
+
+
+def _block(
+    config: DecoderConfig, name: str, block: BlockConfig, make: Builder
+) -> Block:
+    hidden, part = config.hidden_size, f"{name}.mixer"
+    norm = make.norm(f"{name}.norm", hidden, config.norm_eps)
+    match block.mixer:
+        case Mamba2Config():
+            mixer = mamba2(part, hidden, block.mixer, make)
+            return Block(mixer=Sublayer(norm, mixer), feedforward=None)
+        case AttentionConfig():
+            mixer = attention(part, hidden, block.mixer, make)
+            return Block(mixer=Sublayer(norm, mixer), feedforward=None)
+        case _:
+            assert block.feedforward is not None
+            inner = _feedforward(part, hidden, block.feedforward, make)
+            return Block(mixer=None, feedforward=Sublayer(norm, inner))
 
 
 def _feedforward(

@@ -14,14 +14,16 @@ import numpy as np
 from specjax.models.axes import EMBED, HEADS
 from specjax.models.build import Builder
 from specjax.models.config import (
+    AheadConfig,
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
     GatedDeltaConfig,
 )
 from specjax.models.decoder import Decoder
+from specjax.models.families.ahead import ahead_of, mtp_module
 from specjax.models.families.defaults import DEFAULTS
-from specjax.models.families.fields import Fields, layer_kinds
+from specjax.models.families.fields import ConfigError, Fields, layer_kinds
 from specjax.models.families.parts import (
     assemble,
     attention,
@@ -41,6 +43,8 @@ from specjax.models.families.ropes import rope_settings
 from specjax.models.families.wrapped import decoder_prefix, text_fields
 from specjax.models.linear import Linear
 from specjax.models.mixers.gated_delta import GatedDelta
+from specjax.models.mtp import MTPModule
+from specjax.models.stack import Block
 
 IMAGES = (r"model\.visual\..*", r"visual\..*")
 
@@ -54,16 +58,17 @@ def qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
         fields, normalize=fields.boolean("norm_topk_prob"), shared=True
     )
     dense = mixture if all(sparse) else gated_mlp_config(fields)
-    return _config(
-        fields, "qwen3_next", [mixture if routed else dense for routed in sparse]
-    )
+    bodies = [mixture if routed else dense for routed in sparse]
+    ahead = mixture if any(sparse) else dense
+    return _config(fields, "qwen3_next", bodies, ahead)
 
 
 def qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
     """A dense feed-forward in every layer."""
     fields = text_fields(raw, "qwen3_5")
     fields.expect("mlp_only_layers", [], default=[])  # all layers are dense
-    return _config(fields, "qwen3_5", [gated_mlp_config(fields)] * layers(fields))
+    body = gated_mlp_config(fields)
+    return _config(fields, "qwen3_5", [body] * layers(fields), body)
 
 
 def qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -73,10 +78,12 @@ def qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     if not all(qwen_sparse_layers(fields, layers(fields))):
         raise fields.error("mlp_only_layers", "dense layers are not implemented here")
     mixture = softmax_mixture_config(fields, normalize=True, shared=True)
-    return _config(fields, "qwen3_5_moe", [mixture] * layers(fields))
+    return _config(fields, "qwen3_5_moe", [mixture] * layers(fields), mixture)
 
 
-def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConfig:
+def _config(
+    fields: Fields, family: str, feedforwards: list[Any], ahead_body: Any
+) -> DecoderConfig:
     fields.expect("hidden_act", "silu", default="silu")
     fields.expect("attn_output_gate", True, default=True)
     fields.expect("use_sliding_window", False, default=False)
@@ -84,7 +91,7 @@ def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConf
     # of the recurrent layers; another name of the same function
     if fields.text("output_gate_type", "silu") != "swish":
         fields.expect("output_gate_type", "silu", default="silu")
-    fields.ignore("intermediate_size", "mtp_use_dedicated_embeddings")
+    fields.ignore("intermediate_size")
     ahead = fields.integer("mtp_num_hidden_layers|num_nextn_predict_layers", at_least=0)
     eps = fields.number("rms_norm_eps")
     bias = fields.boolean("attention_bias", False)
@@ -121,28 +128,59 @@ def _config(fields: Fields, family: str, feedforwards: list[Any]) -> DecoderConf
         )
         for kind, body in zip(kinds, feedforwards, strict=True)
     ]
-    return decoder_config(fields, family, blocks, heads_ahead=ahead)
+    layer = AheadConfig(
+        # of full attention, whatever kind would come next
+        blocks=(BlockConfig(mixer=gated, feedforward=ahead_body),),
+        own_embedding=fields.boolean("mtp_use_dedicated_embeddings", False),
+    )
+    return decoder_config(fields, family, blocks, heads_ahead=ahead, ahead=layer)
 
 
 def build(config: DecoderConfig, make: Builder) -> Decoder:
     """Read every tensor of the decoder, wherever the file keeps it."""
     prefix = decoder_prefix(make, ("model.", "model.language_model."))
-    hidden = config.hidden_size
-    blocks = []
-    for i, block in enumerate(config.blocks):
-        name = f"{prefix}layers.{i}"
-        if isinstance(block.mixer, GatedDeltaConfig):
-            mixer = gated_delta(f"{name}.linear_attn", hidden, block.mixer, make)
-        else:
-            assert isinstance(block.mixer, AttentionConfig)
-            mixer = attention(
-                f"{name}.self_attn", hidden, block.mixer, make, centred=1.0
-            )
-        body = feedforward(
-            f"{name}.mlp", hidden, block.feedforward, make, shared="shared_expert"
+    blocks = tuple(
+        _block(config, f"{prefix}layers.{i}", block, make)
+        for i, block in enumerate(config.blocks)
+    )
+    return assemble(config, blocks, make, prefix=prefix, centred=1.0)
+
+
+def mtp(config: DecoderConfig, make: Builder) -> tuple[MTPModule, ...]:
+    """The layers that predict further tokens: all but their blocks they share."""
+    ahead = ahead_of(config)
+    if ahead.own_embedding:
+        raise ConfigError(
+            "config field 'mtp_use_dedicated_embeddings': true is not implemented"
         )
-        blocks.append(pre_norm_block(config, name, mixer, body, make, centred=1.0))
-    return assemble(config, tuple(blocks), make, prefix=prefix, centred=1.0)
+    names = [f"mtp.layers.{i}" for i in range(config.heads_ahead)]
+    blocks = [_block(config, name, ahead.blocks[0], make) for name in names]
+    return tuple(
+        mtp_module(
+            config,
+            (block,),
+            make,
+            norms=("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
+            join="mtp.fc",
+            centred=1.0,
+        )
+        for block in blocks
+    )
+
+
+def _block(
+    config: DecoderConfig, name: str, block: BlockConfig, make: Builder
+) -> Block:
+    hidden = config.hidden_size
+    if isinstance(block.mixer, GatedDeltaConfig):
+        mixer = gated_delta(f"{name}.linear_attn", hidden, block.mixer, make)
+    else:
+        assert isinstance(block.mixer, AttentionConfig)
+        mixer = attention(f"{name}.self_attn", hidden, block.mixer, make, centred=1.0)
+    body = feedforward(
+        f"{name}.mlp", hidden, block.feedforward, make, shared="shared_expert"
+    )
+    return pre_norm_block(config, name, mixer, body, make, centred=1.0)
 
 
 def gated_delta(
