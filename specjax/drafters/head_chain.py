@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from specjax.decoding.types import Context, Proposal
 from specjax.drafters.chain import ChainDrafter, Said
 from specjax.drafters.features import HeadState, OwnHead, anchor_window, safe_rows
+from specjax.drafters.guessing import guessing
 from specjax.drafters.model_state import drafts_window
 
 
@@ -25,7 +26,8 @@ class HeadChain(ChainDrafter, OwnHead):
 
     def propose(self, state: HeadState, context: Context) -> tuple[Proposal, None]:
         """Draft on from the last committed pair."""
-        logits = safe_rows(self.head.logits(state.out[:, None]))
+        head = guessing(self.head, state.own)
+        logits = safe_rows(head.logits(state.out[:, None]))
         first = self.laws(logits, anchor_window(context), context, counted=1)
         zeros = jnp.zeros(state.lengths.shape, jnp.int32)
         # row j's hidden state, as far as the rows before it have been read
@@ -38,13 +40,13 @@ class HeadChain(ChainDrafter, OwnHead):
             rows = jnp.arange(self.k, dtype=jnp.int32)
             causal = jnp.tril(jnp.ones((self.k, self.k), bool))
             window = drafts_window(tokens, causal, rows < step, state.lengths)
-            out, _ = self.head.run(hidden, window, state.own)
+            out, _ = head.run(hidden, window, state.own)
             last = jax.lax.dynamic_index_in_dim(out, step - 1, axis=1)
             hidden = hidden.at[:, step].set(last[:, 0].astype(hidden.dtype))
             seen = jax.lax.dynamic_index_in_dim(window.ancestors, step - 1, axis=1)
             # the output head is much of the work, and of one row alone is asked
             laws = self.laws(
-                safe_rows(self.head.logits(last)),
+                safe_rows(head.logits(last)),
                 window.replace(ancestors=seen),
                 context,
                 counted=0,
