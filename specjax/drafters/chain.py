@@ -26,6 +26,9 @@ class Said(NamedTuple):
 
     laws: Laws
     rows: Int[Array, " B"]
+    right: Float[Array, " B"] | None = None
+    """How probable a drafter that judges its own drafts holds it that the next one is
+    accepted; ``None``: its law is the judge."""
 
 
 Read = Callable[[jax.Array, jax.Array, Any], tuple[Said, Any]]
@@ -132,18 +135,22 @@ class ChainDrafter(struct.PyTreeNode):
         self, chain: Chain, step: jax.Array | int, said: Said, context: Context
     ) -> Chain:
         """Decide whether the chain goes on; only then pick its next token."""
-        laws, rows = said
+        laws, rows, right = said
         goes_on, confidence, log_q = chain.open, chain.confidence, chain.log_q
         belief = None
         if self.length is not None:
-            # before temperature: at 0 a law would always be sure of itself
-            belief = jax.nn.log_softmax(laws.adjusted_at(rows), axis=-1)
+            if right is None:
+                # before temperature: at 0 a law would always be sure of itself
+                belief = jax.nn.log_softmax(laws.adjusted_at(rows), axis=-1)
+            else:
+                belief = jnp.log(right)[:, None]  # as a law of which the best counts
             goes_on = goes_on & self.length.goes_on(belief, confidence)
         greedy = self.pick is Pick.BEST or context.sampling.temperature is None
         scores = laws.adjusted_at(rows) if greedy else laws.scores_at(rows)
         token = pick(self.pick, scores, context, context.lengths + step, step)
         if belief is not None:
-            picked = jnp.take_along_axis(belief, token[:, None], axis=1, mode="clip")
+            chosen = token if right is None else jnp.zeros_like(token)
+            picked = jnp.take_along_axis(belief, chosen[:, None], axis=1, mode="clip")
             confidence = confidence * jnp.exp(picked[:, 0])
         if log_q is not None:
             log_q = log_q.at[:, step].set(laws.log_probs_at(rows))
