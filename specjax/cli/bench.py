@@ -18,12 +18,12 @@ from specjax.analysis.records import Record, Setting
 from specjax.analysis.runs import Arm
 from specjax.analysis.summary import by_kind
 from specjax.checkpoints import Checkpoint, prompt_ids
+from specjax.cli import drafting
 from specjax.cli import options as o
 from specjax.cli.console import stdout, steps
 from specjax.cli.engines import make_arm, needs_tokenizer
 from specjax.cli.errors import UsageError
 from specjax.cli.memory import MemoryOptions
-from specjax.cli.own import drafter_entry
 from specjax.cli.tables import LEGEND, summary_table
 from specjax.decoding.requests import Request
 from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
@@ -47,7 +47,8 @@ class Bench:
     dtype: o.DType = "float32"
     """What the weights are stored as."""
     drafters: o.Names = ("ngram",)
-    """Drafters to compare with plain decoding: see `specjax generate --help`."""
+    """Drafters to compare with plain decoding: names of `specjax drafters`, with :WHERE
+    behind those that are made from something: draft:NAME|PATH, eagle3:PATH."""
     k: o.Numbers = (5,)
     """Most draft tokens a round; each drafter runs with each."""
     ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
@@ -98,17 +99,11 @@ class Bench:
         """What can be said before anything is loaded."""
         o.one_of("--dtype", self.dtype, o.DTYPES)
         self.memory.check()
-        for drafter in self._named(self.drafters, "--drafters"):
+        self._named(self.drafters, "--drafters")
+        for spec in self._specs():
             for k in self._named(self.k, "--k"):
-                o.check_drafter(drafter, k, self.ngram, self.draft)
-        needs = any(drafter_entry(name).needs_model for name in self.drafters)
-        if self.draft.draft_model is not None and not needs:
-            named = " ".join(self.drafters)
-            raise UsageError(
-                f"--draft-model does nothing with --drafters {named}: add draft-model "
-                "to them, or leave it out"
-            )
-        o.check_used(self.draft, *self.drafters, option="--drafters")
+                drafting.check(spec, k, self.ngram, self.draft, "--drafters")
+        drafting.check_used(self.draft, self._specs(), option="--drafters")
         sampling = o.SamplingOptions(temperature=self.temperature, seed=self.seed)
         o.build_request([0], sampling, self.max_tokens)
         for rule in self._rules():
@@ -117,6 +112,9 @@ class Bench:
         o.at_least("--repeats", self.repeats, 1)
         if self.prompts is not None and self.per_kind is not None:
             raise UsageError("--per-kind counts bundled prompts: leave out --prompts")
+
+    def _specs(self) -> list[drafting.Spec]:
+        return [drafting.spec_of(text, "--drafters") for text in self.drafters]
 
     def _rules(self) -> tuple[str | None, ...]:
         """Those asked for, or ``None``: the one that suits the temperature."""
@@ -153,31 +151,26 @@ class Bench:
 
     def _arms(self, checkpoint: Checkpoint, requests: list[Request]) -> list[Arm]:
         """Plain decoding first."""
-        draft = None
-        if self.draft.draft_model is not None:
-            draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
-        parts: list[tuple[str, int, str | None]] = [("none", 0, None)]
-        tree = (len(self.draft.draft_branching),)
-        for name in self.drafters:
-            entry = drafter_entry(name)
-            if entry.drafts:
-                depths = self.k if entry.takes_k else tree
-                parts += [(name, k, rule) for k in depths for rule in self._rules()]
+        workshop = drafting.Workshop(checkpoint, self.dtype, self.ngram, self.draft)
+        plain = drafting.spec_of("none")
+        parts: list[tuple[drafting.Spec, int, str | None]] = [(plain, 0, None)]
+        for spec in self._specs():
+            if spec.entry.drafts:
+                depths = [spec.depth(k, self.draft) for k in self.k]
+                parts += [(spec, k, rule) for k in depths for rule in self._rules()]
         longest = max(len(request.prompt_ids) for request in requests)
         return [
             make_arm(
                 checkpoint,
-                name,
+                spec,
                 k,
                 o.choose_rule(rule, self.temperature),
+                workshop,
                 longest=longest,
                 max_tokens=self.max_tokens,
                 eos_ids=() if self.ignore_eos else checkpoint.eos_ids,
-                ngram=self.ngram,
-                draft=draft,
-                settings=self.draft,
             )
-            for name, k, rule in dict.fromkeys(parts)
+            for spec, k, rule in dict.fromkeys(parts)
         ]
 
     def _setting(self, checkpoint: Checkpoint, arguments: Sequence[str]) -> Setting:

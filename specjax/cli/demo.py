@@ -19,6 +19,7 @@ from specjax.analysis.runs import Arm, Trial, interleaved, run, warm_up
 from specjax.checkpoints import Checkpoint, prompt_ids
 from specjax.cli import options as o
 from specjax.cli.console import Step, stdout, steps
+from specjax.cli.drafting import Workshop, spec_of
 from specjax.cli.engines import make_arm, needs_tokenizer
 from specjax.decoding.requests import Request
 from specjax.prompts import KINDS, Prompt, bundled_prompts
@@ -126,9 +127,16 @@ class Demo:
     def _arms(self, checkpoint: Checkpoint, requests: list[Request]) -> list[Arm]:
         longest = max(len(request.prompt_ids) for request in requests)
         rule = RULES[default_rule(0.0)].build()
+        workshop = Workshop(checkpoint, FLOAT32)
         return [
             make_arm(
-                checkpoint, name, k, rule, longest=longest, max_tokens=self.max_tokens
+                checkpoint,
+                spec_of(name),
+                k,
+                rule,
+                workshop,
+                longest=longest,
+                max_tokens=self.max_tokens,
             )
             for name, k in (("none", 0), ("ngram", self.k))
         ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from specjax.analysis.runs import Arm
 from specjax.checkpoints import Checkpoint, Tokenizer
 from specjax.cli import options as o
+from specjax.cli.drafting import Spec, Workshop
 from specjax.cli.errors import UsageError
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.interfaces import AcceptanceRule
@@ -14,23 +15,20 @@ from specjax.decoding.interfaces import AcceptanceRule
 
 def make_arm(
     checkpoint: Checkpoint,
-    drafter: str,
+    spec: Spec,
     k: int,
     rule: AcceptanceRule,
+    workshop: Workshop,
     *,
     longest: int,
     max_tokens: int,
     eos_ids: tuple[int, ...] = (),
-    ngram: o.NGramOptions | None = None,
-    draft: Checkpoint | None = None,
-    settings: o.DraftModelOptions | None = None,
 ) -> Arm:
     """An arm with one capacity for all its runs, so that it compiles once.
 
     ``longest`` is the longest prompt's number of tokens.
     """
-    ngram = ngram or o.NGramOptions()
-    built = o.build_drafter(drafter, k, ngram, draft, settings)
+    built = workshop.make(spec, k)
     limit = o.check_prompt("the longest prompt", longest, None, checkpoint)
     o.check_depth(built, limit)
     options = EngineOptions(
@@ -38,7 +36,7 @@ def make_arm(
         capacity_at_least=longest + max_tokens,
         eos_ids=eos_ids,
     )
-    return Arm(drafter, k, Engine(checkpoint.decoder, built, rule, options))
+    return Arm(spec.text, k, Engine(checkpoint.decoder, built, rule, options))
 
 
 def needs_tokenizer(checkpoint: Checkpoint, name: str) -> Tokenizer:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from specjax.acceptance import default_rule
 from specjax.analysis.runs import warm_up
 from specjax.checkpoints import Checkpoint, Tokenizer
+from specjax.cli import drafting
 from specjax.cli import options as o
 from specjax.cli.console import has_colour, print_error, stderr, stdout
 from specjax.cli.engines import detokenizer, needs_tokenizer
 from specjax.cli.errors import UsageError
 from specjax.cli.memory import MemoryOptions
-from specjax.cli.own import drafter_entry
 from specjax.cli.saving import (
     SavingOptions,
     kept_run,
@@ -62,7 +62,8 @@ class Generate:
     dtype: o.DType = "float32"
     """What the weights are stored as."""
     drafter: o.DrafterName = "ngram"
-    """Where drafts come from; none is plain decoding."""
+    """Where drafts come from: a name of `specjax drafters`, with :WHERE behind it for
+    one that is made from a draft model or a checkpoint. none is plain decoding."""
     k: int = 5
     """Most draft tokens a round."""
     ngram: o.NGramOptions = field(default_factory=o.NGramOptions)
@@ -163,13 +164,9 @@ class Generate:
     def _check(self) -> None:
         """What can be said before anything is loaded."""
         self.saving.check_free()
-        o.check_drafter(self.drafter, self.k, self.ngram, self.draft)
-        if self.draft.draft_model and not drafter_entry(self.drafter).needs_model:
-            raise UsageError(
-                f"--draft-model does nothing with --drafter {self.drafter}: "
-                "set --drafter draft-model, or leave it out"
-            )
-        o.check_used(self.draft, self.drafter)
+        spec = drafting.spec_of(self.drafter)
+        drafting.check(spec, self.k, self.ngram, self.draft)
+        drafting.check_used(self.draft, [spec])
         o.choose_rule(self.rule, self.sampling.temperature)
         o.build_request([0], self.sampling, self.max_tokens, self.stop)
         o.at_least("--rounds-per-call", self.rounds_per_call, 1)
@@ -179,10 +176,8 @@ class Generate:
             o.at_least("--capacity", self.capacity, 1)
 
     def _engine(self, checkpoint: Checkpoint, prompt: int) -> Engine:
-        draft = None
-        if self.draft.draft_model is not None:
-            draft = o.load_draft_model(self.draft.draft_model, self.dtype, checkpoint)
-        drafter = o.build_drafter(self.drafter, self.k, self.ngram, draft, self.draft)
+        workshop = drafting.Workshop(checkpoint, self.dtype, self.ngram, self.draft)
+        drafter = workshop.make(drafting.spec_of(self.drafter), self.k)
         limit = o.check_prompt("the prompt", prompt, self.capacity, checkpoint)
         o.check_depth(drafter, limit)
         settings = EngineOptions(
@@ -230,9 +225,7 @@ class Generate:
         return fields
 
     def _stats(self, completion: Completion, times: Times) -> dict[str, Any]:
-        entry = drafter_entry(self.drafter)
-        depth = self.k if entry.takes_k else len(self.draft.draft_branching)
-        depth = depth if entry.drafts else 0
+        depth = drafting.spec_of(self.drafter).depth(self.k, self.draft)
         tokens = len(completion.ids)
         return {
             "drafter": self.drafter,

@@ -20,6 +20,7 @@ from specjax.cli.cache import turn_on_compilation_cache
 from specjax.cli.console import print_error
 from specjax.cli.convert import Convert
 from specjax.cli.demo import Demo
+from specjax.cli.drafters import Drafters
 from specjax.cli.errors import USER_ERRORS
 from specjax.cli.generate import Generate
 from specjax.cli.inspect import Inspect
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "generate": (Generate, "Continue one prompt"),
     "bench": (Bench, "Compare drafters and k on many prompts"),
     "convert": (Convert, "Keep a model as it is decoded with, converted once"),
+    "drafters": (Drafters, "List what can draft, and what each is made from"),
     "inspect": (Inspect, "Say what is in a checkpoint"),
     "parity": (Parity, "Compare checkpoints with reference outputs"),
     "zoo": (Zoo, "List and fetch models by name"),

@@ -13,13 +13,10 @@ from specjax.acceptance import RULES, default_rule
 from specjax.checkpoints import Checkpoint, load, progress_bar
 from specjax.checkpoints.errors import close_names
 from specjax.cli.errors import UsageError
-from specjax.cli.own import drafter_entry
 from specjax.decoding.interfaces import AcceptanceRule, Drafter
 from specjax.decoding.requests import Request, RequestError
-from specjax.drafters import DRAFTERS, DrafterOptions
 from specjax.drafters.draft_tree import Siblings
 from specjax.drafters.drawing import Pick
-from specjax.drafters.ngram import LONGEST_MATCH
 from specjax.models.build import WeightType
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -49,7 +46,7 @@ PromptsFile = Annotated[
     conf.arg(metavar="FILE", help_behavior_hint="(default: the bundled prompts)"),
 ]
 DType = Annotated[str, conf.arg(metavar="|".join(DTYPES))]
-DrafterName = Annotated[str, conf.arg(metavar="|".join([*DRAFTERS, "FILE.py:CLASS"]))]
+DrafterName = Annotated[str, conf.arg(metavar="NAME[:WHERE]|FILE.py:CLASS")]
 RuleName = Annotated[
     str | None,
     conf.arg(
@@ -90,10 +87,10 @@ class NGramOptions:
 
 @dataclasses.dataclass(frozen=True)
 class DraftModelOptions:
-    """Options of the draft-model drafter."""
+    """Options of drafters that are models or heads."""
 
     draft_model: OptionalModel = None
-    """A small model with the target's tokenizer, named as --model names the target."""
+    """The draft model where --drafter does not name it: draft-model:NAME does."""
     draft_pick: Annotated[str, conf.arg(metavar="|".join(p.value for p in Pick))] = (
         "coupled"
     )
@@ -106,6 +103,10 @@ class DraftModelOptions:
     ] = "best"
     """Of --drafter draft-tree: "best" takes the most probable children, the others draw
     them, for --rule multi-round, without-replacement and traversal."""
+    draft_top_k: int = 10
+    """Of dynamic trees (eagle2 and kin): children of a node, and nodes that go on."""
+    draft_nodes: int = 59
+    """Of dynamic trees: draft nodes that the target verifies."""
     draft_least: float = 0.0
     """Stop a draft before its probability, by the draft model, falls below this."""
 
@@ -162,90 +163,6 @@ def load_model(option: str, name: str, dtype: str) -> Checkpoint:
             return load(name, WeightType(dtype), progress=progress)
     except ValueError as error:
         raise UsageError(f"{option} {name}: {error}") from error
-
-
-def check_drafter(
-    name: str, k: int, ngram: NGramOptions, draft: DraftModelOptions
-) -> None:
-    """What can be said before anything is loaded."""
-    entry = drafter_entry(name)
-    if entry.drafts:
-        at_least("--k", k, 1, "use --drafter none for plain decoding")
-    at_least("--min-n", ngram.min_n, 1)
-    at_least("--max-n", ngram.max_n, ngram.min_n, "it cannot be below --min-n")
-    if ngram.max_n > LONGEST_MATCH:
-        raise UsageError(f"--max-n {ngram.max_n}: it must be at most {LONGEST_MATCH}")
-    one_of("--draft-pick", draft.draft_pick, [p.value for p in Pick])
-    one_of("--draft-siblings", draft.draft_siblings, [s.value for s in Siblings])
-    if not draft.draft_branching or min(draft.draft_branching) < 1:
-        raise UsageError(
-            f"--draft-branching {draft.draft_branching}: give numbers >= 1"
-        )
-    if not 0 <= draft.draft_least <= 1:
-        raise UsageError(f"--draft-least {draft.draft_least}: it must lie in 0 .. 1")
-    if entry.needs_model and draft.draft_model is None:
-        raise UsageError(
-            f"--drafter {name} needs a model: give --draft-model NAME|PATH"
-        )
-
-
-def check_used(
-    draft: DraftModelOptions, *drafters: str, option: str = "--drafter"
-) -> None:
-    """Refuse options that would do nothing with any of these drafters."""
-    plain = DraftModelOptions()
-    for field, user in (
-        ("draft_pick", "draft-model"),
-        ("draft_least", "draft-model"),
-        ("draft_branching", "draft-tree"),
-        ("draft_siblings", "draft-tree"),
-    ):
-        if user not in drafters and getattr(draft, field) != getattr(plain, field):
-            raise UsageError(
-                f"--{field.replace('_', '-')} does nothing with {option} "
-                f"{' '.join(drafters)}: it is for {user}; leave it out"
-            )
-
-
-def build_drafter(
-    name: str,
-    k: int,
-    ngram: NGramOptions,
-    draft: Checkpoint | None,
-    settings: DraftModelOptions | None = None,
-) -> Drafter:
-    """A drafter out of the registry, or of the user's own."""
-    settings = settings or DraftModelOptions()
-    options = DrafterOptions(
-        k=k,
-        min_n=ngram.min_n,
-        max_n=ngram.max_n,
-        model=None if draft is None else draft.decoder,
-        pick=Pick(settings.draft_pick),
-        branching=settings.draft_branching,
-        siblings=Siblings(settings.draft_siblings),
-        least=settings.draft_least,
-    )
-    return drafter_entry(name).build(options)
-
-
-def load_draft_model(name: str, dtype: str, target: Checkpoint) -> Checkpoint:
-    """Load a draft model whose ids mean what the target's ids mean."""
-    draft = load_model("--draft-model", name, dtype)
-    ours, theirs = target.decoder.vocab_size, draft.decoder.vocab_size
-    if ours != theirs:
-        raise UsageError(
-            f"--draft-model {name} has a vocabulary of {theirs}, the target of {ours}: "
-            "they must share their token ids; choose a draft model of the same family"
-        )
-    if target.tokenizer is None or draft.tokenizer is None:
-        return draft
-    if target.tokenizer.tokens != draft.tokenizer.tokens:
-        raise UsageError(
-            f"--draft-model {name} has another tokenizer than the target: the same ids "
-            "are other tokens; choose a draft model of the same family"
-        )
-    return draft
 
 
 def choose_rule(name: str | None, temperature: float) -> AcceptanceRule:

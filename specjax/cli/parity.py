@@ -25,8 +25,10 @@ plain   largest absolute error, prompts read in one window and decoded token by 
         of ids: how many are wrong; of long_argmax: how far an id lies below the best
 drafts  the same, prompts read 7 rows at a time and decoded with planned drafts: chains
         and trees of which no node, some or all are right
-result  absent: not in oracle.npz. not built: of a part that specjax does not run yet.
-        unknown: no array that anything is compared with"""
+mtp_*   plain as above, and drafts from the checkpoint's MTP head; drafts: the same once
+        a round of its drafts has been rejected
+result  absent: not in oracle.npz. not built: of several MTP modules, which are not
+        compared. unknown: no array that anything is compared with"""
 
 STYLES = {"pass": "green", "FAIL": "bold red", "not built": "yellow"}
 
@@ -61,8 +63,12 @@ class Parity:
     transformers calls so: embeddings, after each block but the last, after the final
     norm), `greedy_ids` [B, G] and `greedy_logits` [B, G, V] of G tokens decoded without
     end tokens. For prompts of another length: `long_input_ids` [R, Q] with
-    `long_logits_last8` [R, 8, V] and `long_argmax` [R, Q]. What is absent is skipped,
-    and said to be. Decode prompts whose best and second best tokens are well apart, or
+    `long_logits_last8` [R, 8, V] and `long_argmax` [R, Q]. Of the checkpoint's MTP head:
+    `mtp_hidden` [M, S-1, D] and `mtp_logits` [M, S-1, V] for the first prompts, from
+    hidden states behind the final norm and the tokens that follow them (and the latter
+    for the first few, where the first has no embedding: `mtp_logits_vllm_pos0mask`
+    [M, F, V]), `mtp_draft_ids` [B, K] and `mtp_draft_logits` [B, K, V] of drafts behind
+    `greedy_ids[:, 0]`. What is absent is skipped, and said to be. Decode prompts whose best and second best tokens are well apart, or
     rounding decides between them.
 
     Example: `specjax parity tests/data/oracles/*`
@@ -180,6 +186,6 @@ def summary_table(results: Sequence[tuple[Report | Failure, float]]) -> Table:
 def _number(check: Check, value: float | None) -> str:
     if value is None:
         return ""
-    if check.array == "greedy_ids" and math.isfinite(value):
+    if check.array in ("greedy_ids", "mtp_draft_ids") and math.isfinite(value):
         return f"{value:.0f}"
     return f"{value:.1e}"

@@ -61,6 +61,10 @@ class DrafterEntry:
     """Whether ``k`` decides how much; a tree of given shape has its own depth."""
     source: Source = Source.NOTHING
     """What must be loaded before it can be built."""
+    parts: tuple[str, ...] = ()
+    """Methods of the layouts that it runs; empty: the one of its own name."""
+    uses: frozenset[str] = frozenset()
+    """Which of ``DrafterOptions``, beside ``k``, change what it does."""
     q: str = "one-hot"
     """The law of its drafts: "one-hot" where they are chosen, "drawn" where they may be
     drawn (from a stored law), and of what kind the siblings are."""

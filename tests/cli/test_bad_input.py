@@ -147,7 +147,7 @@ def test_a_draft_model_whose_ids_mean_something_else(run, model, other_tokenizer
 
 
 BENCH = {
-    "drafters": (["--drafters", "ngram", "magic"], ["--drafter magic", "ngram"]),
+    "drafters": (["--drafters", "ngram", "magic"], ["--drafters magic", "ngram"]),
     "k": (["--k", "3", "0"], ["--k 0", "at least 1"]),
     "kinds": (["--kinds", "code", "poem"], ["--kinds poem", "wiki"]),
     "per-kind": (["--per-kind", "99"], ["--per-kind", "99"]),

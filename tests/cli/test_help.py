@@ -22,6 +22,11 @@ def test_the_list_of_subcommands(run):
 
 def test_choices_and_defaults_are_shown(run):
     text = run("generate", "--help").out
-    for part in ("none|ngram|draft-model", "float32|bfloat16|int8", "greedy|coupled"):
+    for part in (
+        "NAME[:WHERE]",
+        "specjax drafters",
+        "float32|bfloat16|int8",
+        "greedy|coupled",
+    ):
         assert part in text
     assert "(default: 128)" in text
