@@ -71,7 +71,7 @@ def is_drafter(folder: str | Path) -> bool:
         return False
 
 
-def check_drafter_parity(folder: str | Path, targets: str | Path) -> Report:
+def check_drafter_parity(folder: str | Path, targets: str | Path | None) -> Report:
     """Load a drafter for its target (``meta.json`` names it) and replay its oracle.
 
     Raises ``CheckpointError`` if either does not load, and ``OracleError`` for files
@@ -80,7 +80,7 @@ def check_drafter_parity(folder: str | Path, targets: str | Path) -> Report:
     path = Path(folder)
     with np.load(path / FILE) as arrays:
         oracle = {name: arrays[name] for name in arrays.files}
-    target = load(_target_of(path, Path(targets)), WeightType.FLOAT32, tokenizer=False)
+    target = load(_target_of(path, targets), WeightType.FLOAT32, tokenizer=False)
     loaded = load_part(path, target)
     module = REPLAYS.get(loaded.layout.method)
     if module is None:
@@ -102,11 +102,16 @@ def check_drafter_parity(folder: str | Path, targets: str | Path) -> Report:
         checks=tuple(checks),
         drafted=0,
         accepted=0,
+        runs=("stored", "own"),
     )
 
 
-def _target_of(path: Path, targets: Path) -> Path:
-    file = path / "meta.json"
+def _target_of(path: Path, folder: str | Path | None) -> Path:
+    if folder is None:
+        raise OracleError(
+            f"{path} is a draft head: say with --targets where its target is"
+        )
+    file, targets = path / "meta.json", Path(folder)
     try:
         name = json.loads(file.read_text(encoding="utf-8"))["target"]
     except (OSError, ValueError, KeyError) as error:
