@@ -8,9 +8,13 @@ makes the part that the drafter runs. A new layout is one file here and one line
 
 from __future__ import annotations
 
+from specjax.drafters.layouts import dflash, dspark
 from specjax.drafters.layouts.layout import Export, Host, Layout
 
 __all__ = ["LAYOUTS", "Export", "Host", "Layout"]
 
-LAYOUTS: tuple[Layout, ...] = ()
+LAYOUTS: tuple[Layout, ...] = (
+    *dflash.LAYOUTS,
+    *dspark.LAYOUTS,
+)
 """In the order in which they are tried."""

@@ -260,15 +260,15 @@ def plain_ends(host: Host, own: Fields) -> Ends:
     )
 
 
-def own_ends(make: Builder, host: Host, ends: Ends) -> Ends:
-    """The drafter's own copies of embedding and head, where the file has any. Copies
-    that are the target's to the bit give way to them."""
-    vocab, hidden = host.vocab_size, host.hidden_size
+def own_ends(make: Builder, host: Host, ends: Ends, vocab: int) -> Ends:
+    """The drafter's own copies of embedding and head, where the file has any; the head
+    is of ``vocab`` rows. Copies that are the target's to the bit give way to them."""
+    hidden = host.hidden_size
     if make.has("embed_tokens.weight"):
-        matrix = make.embedding("embed_tokens", vocab, hidden)
+        matrix = make.embedding("embed_tokens", host.vocab_size, hidden)
         if not _same(matrix, ends.embedding):
             ends = ends.replace(embedding=matrix)
-    if make.has("lm_head.weight"):
+    if vocab != host.vocab_size or make.has("lm_head.weight"):
         head = make.linear("lm_head", vocab, hidden, bias=False, axes=(VOCAB, EMBED))
         if not _same_linear(head, ends.head):
             ends = ends.replace(head=head)

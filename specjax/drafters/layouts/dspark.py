@@ -89,7 +89,7 @@ def build(raw: Mapping[str, Any], make: Builder, host: Host) -> DSpark:
         "block_size": block_size,
         "from_anchor": from_anchor,
     }
-    ends = own_ends(make, host, plain_ends(host, own))
+    ends = own_ends(make, host, plain_ends(host, own), host.vocab_size)
     heads = _heads(own, make, host, host.vocab_size)
     fields.finish()
     own.finish()
@@ -117,14 +117,11 @@ def build_speculators(raw: Mapping[str, Any], make: Builder, host: Host) -> DSpa
     from_anchor = own.boolean("sample_from_anchor", dspark)
     block_size = own.integer("block_size", 8, at_least=1 if from_anchor else 2)
     check_windows(fields, found, block_size)
-    ends, draft_ids = own_ends(make, host, plain_ends(host, own)), None
     vocab = own.integer("draft_vocab_size", host.vocab_size)
+    ends = own_ends(make, host, plain_ends(host, own), vocab)
+    draft_ids = None
     if vocab != host.vocab_size:
         draft_ids = _draft_ids(own, vocab, make, host)
-        head = make.linear(
-            "lm_head", vocab, host.hidden_size, bias=False, axes=(VOCAB, EMBED)
-        )
-        ends = ends.replace(head=head)
     options: dict[str, Any] = {
         "taps": read_taps(own, host, "aux_hidden_state_layer_ids", shift=0),
         "mask_token": read_mask(own, host),

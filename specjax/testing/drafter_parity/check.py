@@ -34,7 +34,11 @@ FeatureSource = Callable[[str], np.ndarray]
 Replay = Callable[[Any, Mapping[str, np.ndarray], FeatureSource], dict[str, np.ndarray]]
 """From a part, an oracle and features to arrays by the oracle's names."""
 
-REPLAYS: dict[str, str] = {}
+REPLAYS: dict[str, str] = {
+    "dflash": "block",
+    "dflash2": "block",
+    "dspark": "block",
+}
 """The module here that replays a layout's ``method``."""
 
 GIVEN = (
@@ -45,6 +49,7 @@ GIVEN = (
     "round2_in_ids",
     "medusa_choices",
     "base_logits",
+    "spec_generate_ids",
 )
 """Arrays that say what was put in, or that the target alone decides."""
 
