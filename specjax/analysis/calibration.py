@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,11 +14,22 @@ import jax.numpy as jnp
 
 from specjax.decoding.draws import RoundDraws
 from specjax.decoding.engine import Engine
-from specjax.decoding.interfaces import AcceptanceRule, Drafter, Target
+from specjax.decoding.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    ProposalLaw,
+    Target,
+)
 from specjax.decoding.laws import Laws
 from specjax.decoding.requests import Request
 from specjax.decoding.round import context_of
-from specjax.decoding.types import Acceptance, Context, DecodeState, Proposal
+from specjax.decoding.types import (
+    Acceptance,
+    DecodeState,
+    Proposal,
+    Verdict,
+    Window,
+)
 from specjax.decoding.windows import draft_window
 
 
@@ -26,7 +38,7 @@ class Costs:
     """In units of a plain step: the target's pass over one token, and the choice."""
 
     c_draft: float
-    """Drafting one proposal."""
+    """Drafting one proposal, and taking in what a round accepted."""
     c_verify: float
     """Verifying the widest window: the pass, and acceptance."""
 
@@ -34,16 +46,18 @@ class Costs:
 def calibrate(engine: Engine, request: Request, repeats: int = 7) -> Costs:
     """Time the parts of a round after this prompt, each compiled by itself.
 
-    The functions are the engine's own: ``drafter.propose``, and ``target.verify`` with
-    ``rule.accept`` over a window of ``max_nodes`` drafts and over the anchor alone.
-    The three are timed in turn, and the medians divided.
+    The functions are the engine's own: ``drafter.propose`` and ``observe``, and
+    ``target.verify`` with ``rule.accept`` over a window of ``max_nodes`` drafts and
+    over the anchor alone. The three are timed in turn, and the medians divided. Alone,
+    ``observe`` copies the drafter's state, which a round writes in place.
     """
     state = engine.prefill(engine.start([request]))
-    nodes = engine.drafter.max_nodes
+    nodes, drawn = engine.drafter.max_nodes, engine.drafter.law in DRAWN
+    features = _no_features(engine, state)
     parts: list[Callable[[], Any]] = [
-        lambda: _verify(engine.target, engine.rule, state, nodes=0),
-        lambda: _verify(engine.target, engine.rule, state, nodes=nodes),
-        lambda: _propose(engine.drafter, state.drafter, context_of(state)),
+        lambda: _verify(engine.target, engine.rule, state, nodes=0, drawn=False),
+        lambda: _verify(engine.target, engine.rule, state, nodes=nodes, drawn=drawn),
+        lambda: _draft(engine.drafter, state, features),
     ]
     if nodes == 0:
         return Costs(c_draft=0.0, c_verify=1.0)
@@ -62,22 +76,62 @@ def _medians(parts: list[Callable[[], Any]], repeats: int) -> list[float]:
     return [statistics.median(times) for times in seconds]
 
 
+DRAWN = frozenset(ProposalLaw) - {ProposalLaw.DETERMINISTIC}
+"""Laws of drafts whose rules read the law that was drawn from."""
+
+
+def _no_features(engine: Engine, state: DecodeState) -> dict[int, jax.Array]:
+    """Zeros in the shape of what the drafter is shown of a round's window."""
+    window = _window_of(state, _chain(state, engine.drafter.max_nodes), engine.target)
+    said = jax.eval_shape(
+        lambda: engine.target.verify(state.target, window, taps=engine.drafter.taps)
+    )
+    return {tap: jnp.zeros(x.shape, x.dtype) for tap, x in said.features.items()}
+
+
 @jax.jit
-def _propose(drafter: Drafter, state: Any, context: Context) -> Any:
-    return drafter.propose(state, context)
+def _draft(
+    drafter: Drafter, state: DecodeState, features: dict[int, jax.Array]
+) -> tuple[Proposal, Any]:
+    """Propose, and take in a round that committed one token of that."""
+    context = context_of(state)
+    proposal, pending = drafter.propose(state.drafter, context)
+    rows, nodes = drafter.max_depth + 1, drafter.max_nodes
+    chain, any_id = _chain(state, nodes), 2**31 - 1
+    window = draft_window(context.anchor, context.lengths, context.room, chain, any_id)
+    acceptance = Acceptance(
+        path=jnp.zeros((1, rows), jnp.int32),
+        tokens=jnp.zeros((1, rows), jnp.int32),
+        num_tokens=jnp.ones((1,), jnp.int32),
+    )
+    verdict = Verdict(None, features, None, jnp.zeros(window.tokens.shape, bool))
+    state_after = drafter.observe(state.drafter, pending, window, verdict, acceptance)
+    return proposal, state_after
+
+
+def _chain(state: DecodeState, nodes: int) -> Proposal:
+    """Drafts that are nobody's."""
+    tokens = jnp.broadcast_to(state.tokens[:, :1], (1, nodes))
+    chain = jnp.arange(nodes, dtype=jnp.int32)[None] - 1
+    return Proposal(tokens, chain, jnp.full((1,), nodes, jnp.int32))
+
+
+def _window_of(state: DecodeState, proposal: Proposal, target: Target) -> Window:
+    context = context_of(state)
+    return draft_window(
+        context.anchor, context.lengths, context.room, proposal, target.vocab_size
+    )
 
 
 def _verify_window(
-    target: Target, rule: AcceptanceRule, state: DecodeState, nodes: int
+    target: Target, rule: AcceptanceRule, state: DecodeState, nodes: int, drawn: bool
 ) -> tuple[Acceptance, Any]:
-    """A round without drafting and commit, on drafts that are nobody's."""
-    context = context_of(state)
-    tokens = jnp.broadcast_to(context.tokens[:, :1], (1, nodes))
-    chain = jnp.arange(nodes, dtype=jnp.int32)[None] - 1
-    proposal = Proposal(tokens, chain, jnp.full((1,), nodes, jnp.int32))
-    window = draft_window(
-        context.anchor, context.lengths, context.room, proposal, target.vocab_size
-    )
+    """A round without drafting and commit."""
+    proposal = _chain(state, nodes)
+    if drawn:
+        shape = (1, nodes + 1, target.vocab_size)
+        proposal = proposal.replace(log_q=jnp.full(shape, -math.log(shape[2])))
+    window = _window_of(state, proposal, target)
     verdict = target.verify(state.target, window)
     assert verdict.logits is not None
     laws = Laws(verdict.logits, window, state.sampling, state.counts)
@@ -86,4 +140,4 @@ def _verify_window(
     return accepted, verdict.pending
 
 
-_verify = jax.jit(_verify_window, static_argnames=("nodes",))
+_verify = jax.jit(_verify_window, static_argnames=("nodes", "drawn"))

@@ -1,15 +1,22 @@
 """Interleaving, warming up, calibration."""
 
-import pytest
+import dataclasses
 
-from specjax.acceptance import Greedy
+import jax.numpy as jnp
+import pytest
+from flax import struct
+
+from specjax.acceptance import RULES, Greedy
 from specjax.analysis import runs
 from specjax.analysis.calibration import calibrate
 from specjax.analysis.runs import Arm, interleaved, run, warm_up
 from specjax.decoding import loop
 from specjax.decoding.engine import Engine, EngineOptions
+from specjax.decoding.interfaces import FINAL
 from specjax.decoding.requests import Request
-from specjax.drafters import NGram, NullDrafter
+from specjax.decoding.types import Proposal
+from specjax.drafters import DraftModel, NGram, NullDrafter
+from specjax.drafters.drawing import Pick
 from specjax.testing.toys import toy_llama
 
 REQUESTS = [
@@ -79,6 +86,52 @@ def test_calibration(arms):
     plain, drafted = (calibrate(arm.engine, REQUESTS[0], 2) for arm in arms[:2])
     assert (plain.c_draft, plain.c_verify) == (0, 1)
     assert drafted.c_draft > 0 and drafted.c_verify > 0
+
+
+def test_calibration_gives_a_rule_the_law_that_it_reads():
+    target, rule = toy_llama().decoder, RULES["rejection"].build()
+    laws = []
+
+    class Reads(type(rule)):
+        def accept(self, proposal, *rest, **more):
+            laws.append(None if proposal.log_q is None else proposal.log_q.shape)
+            return super().accept(proposal, *rest, **more)
+
+    reads = Reads(*(getattr(rule, f.name) for f in dataclasses.fields(rule)))
+    drafter = DraftModel(target, k=2, pick=Pick.DRAWN)
+    engine = Engine(target, drafter, reads, EngineOptions(prefill_width=8))
+    costs = calibrate(engine, dataclasses.replace(REQUESTS[0], temperature=1.0), 1)
+    assert costs.c_draft > 0 and costs.c_verify > 0
+    assert laws == [None, (1, 3, target.vocab_size)]
+
+
+def test_calibration_counts_what_a_head_takes_in():
+    target = toy_llama().decoder
+    engine = Engine(target, Slow(), Greedy(), EngineOptions(prefill_width=8))
+    seen.clear()
+    calibrate(engine, REQUESTS[0], 1)
+    assert {taps for taps in seen if taps} == {((FINAL, (1, 2, 24)),)}
+
+
+seen = []
+
+
+class Slow(NullDrafter):
+    """Drafts one token, and notes the shapes of what it is shown."""
+
+    taps: tuple[int, ...] = struct.field(pytree_node=False, default=(FINAL,))
+    max_nodes: int = struct.field(pytree_node=False, default=1)
+    max_depth: int = struct.field(pytree_node=False, default=1)
+
+    def propose(self, state, context):
+        batch = context.lengths.shape[0]
+        tokens, parents = context.anchor[:, None], jnp.full((batch, 1), -1, jnp.int32)
+        return Proposal(tokens, parents, jnp.ones((batch,), jnp.int32)), "proposed"
+
+    def observe(self, state, pending, window, verdict, acceptance):
+        if pending is not None:
+            seen.append(tuple((t, x.shape) for t, x in verdict.features.items()))
+        return None
 
 
 def test_names(arms):
