@@ -15,9 +15,11 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
+from specjax.cli import options as o
 from specjax.cli.console import print_error, stdout, steps
 from specjax.cli.errors import USER_ERRORS, UsageError
 from specjax.cli.options import Debug
+from specjax.testing.drafter_parity.check import check_drafter_parity, is_drafter
 from specjax.testing.parity import Check, OracleError, Report, check_parity
 
 LEGEND = """\
@@ -25,6 +27,9 @@ plain   largest absolute error, prompts read in one window and decoded token by 
         of ids: how many are wrong; of long_argmax: how far an id lies below the best
 drafts  the same, prompts read 7 rows at a time and decoded with planned drafts: chains
         and trees of which no node, some or all are right
+stored  of draft heads: fed with the hidden states in oracle.npz (of ids and masks: how
+        many are wrong)
+own     of draft heads: fed with those of our own target
 mtp_*   plain as above, and drafts from the checkpoint's MTP head; drafts: the same once
         a round of its drafts has been rejected
 result  absent: not in oracle.npz. not built: of several MTP modules, which are not
@@ -63,15 +68,20 @@ class Parity:
     transformers calls so: embeddings, after each block but the last, after the final
     norm), `greedy_ids` [B, G] and `greedy_logits` [B, G, V] of G tokens decoded without
     end tokens. For prompts of another length: `long_input_ids` [R, Q] with
-    `long_logits_last8` [R, 8, V] and `long_argmax` [R, Q]. Of the checkpoint's MTP head:
-    `mtp_hidden` [M, S-1, D] and `mtp_logits` [M, S-1, V] for the first prompts, from
-    hidden states behind the final norm and the tokens that follow them (and the latter
-    for the first few, where the first has no embedding: `mtp_logits_vllm_pos0mask`
-    [M, F, V]), `mtp_draft_ids` [B, K] and `mtp_draft_logits` [B, K, V] of drafts behind
-    `greedy_ids[:, 0]`. What is absent is skipped, and said to be. Decode prompts whose best and second best tokens are well apart, or
-    rounding decides between them.
+    `long_logits_last8` [R, 8, V] and `long_argmax` [R, Q]. Of a checkpoint's MTP head:
+    `mtp_hidden` [M, S-1, D] and `mtp_logits` [M, S-1, V] of the first prompts, from
+    hidden states behind the final norm and the tokens that follow them;
+    `mtp_logits_vllm_pos0mask` [M, F, V], the latter where the first pair has no
+    embedding; `mtp_draft_ids` [B, K] and `mtp_draft_logits` [B, K, V] of drafts behind
+    `greedy_ids[:, 0]`. What is absent is skipped, and said to be. Decode prompts whose
+    best and second best tokens are well apart, or rounding decides between them.
+
+    A draft head's directory (its oracle.npz has `first_token`) needs its target: its
+    `meta.json` says {"target": NAME}, and --targets where NAME is. Two rounds are
+    replayed, with the hidden states that the file holds and with our own target's.
 
     Example: `specjax parity tests/data/oracles/*`
+    Example: `specjax parity tests/data/drafter_oracles/* --targets tests/data/oracles`
     """
 
     directories: Annotated[
@@ -79,6 +89,8 @@ class Parity:
         tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
     ] = ()
     """Checkpoint directories with an oracle.npz in each."""
+    targets: o.OptionalFile = None
+    """The directory that holds draft heads' targets, each in a folder of its own."""
     json: bool = False
     """Print one JSON object instead of tables."""
     report: Debug = field(default_factory=Debug)
@@ -112,6 +124,8 @@ class Parity:
     def _compare(self, path: str) -> Report | Failure:
         """One directory; whatever goes wrong with it, the others still run."""
         try:
+            if is_drafter(path):
+                return check_drafter_parity(path, self.targets)
             return check_parity(path)
         except (OracleError, *USER_ERRORS) as error:
             failure = Failure(path, str(error))
@@ -132,8 +146,9 @@ def _print_tables(results: Sequence[tuple[Report | Failure, float]]) -> None:
         console.print(report_table(report))
         if report.note:
             console.print(Text(report.note, style="red"), soft_wrap=True)
-        drafts = f"drafts: {report.drafted} nodes, {report.accepted} accepted"
-        console.print(Text(drafts, style="dim"))
+        if report.drafted:
+            drafts = f"drafts: {report.drafted} nodes, {report.accepted} accepted"
+            console.print(Text(drafts, style="dim"))
         console.print()
     console.print(LEGEND, soft_wrap=True)
     console.print()
@@ -145,7 +160,7 @@ def report_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("array")
     table.add_column("shape")
-    for name in ("plain", "drafts", "tolerance"):
+    for name in (*report.runs, "tolerance"):
         table.add_column(name, justify="right")
     table.add_column("result")
     for check in report.checks:

@@ -29,7 +29,14 @@ from specjax.models.build import WeightType
 from specjax.models.config import DecoderConfig, GatedDeltaConfig
 from specjax.models.decoder import Decoder
 from specjax.testing.forced import accept_pattern, chain, plant, trees_of
-from specjax.testing.parity_arrays import OUTPUTS, Oracle, OracleError, read_oracle
+from specjax.testing.parity_arrays import (
+    MTP_OUTPUTS,
+    OUTPUTS,
+    Oracle,
+    OracleError,
+    read_oracle,
+)
+from specjax.testing.parity_mtp import MTPRun, errors, mtp_runs
 from specjax.testing.parity_record import Recorded, Recorder
 
 __all__ = ["Check", "OracleError", "Report", "Run", "check_parity", "compare", "run"]
@@ -94,6 +101,8 @@ class Report:
     accepted: int
     note: str = ""
     """Where the first wrong token stands, if one is wrong."""
+    runs: tuple[str, str] = ("plain", "drafts")
+    """What the two runs of a check are called."""
 
     @property
     def passed(self) -> bool:
@@ -141,7 +150,10 @@ def check_parity(folder: str | Path) -> Report:
         plain = run(checkpoint.decoder, oracle, NullDrafter(), width=WIDEST)
         planned = planned_drafts(oracle, checkpoint.decoder.vocab_size)
         drafts = run(checkpoint.decoder, oracle, planned, width=FEW)
-    return compare(oracle, plain, drafts, checkpoint)
+        mtp = None
+        if any(name in oracle for name in MTP_OUTPUTS):
+            mtp = mtp_runs(checkpoint, oracle, width=WIDEST, few=FEW)
+    return compare(oracle, plain, drafts, checkpoint, mtp)
 
 
 def planned_drafts(oracle: Oracle, vocab_size: int) -> Drafter:
@@ -198,25 +210,39 @@ def tolerance_of(config: DecoderConfig) -> float:
     return ATOL_DELTA if delta else ATOL
 
 
-def compare(oracle: Oracle, plain: Run, drafts: Run, checkpoint: Checkpoint) -> Report:
-    """Every array of the file against both runs."""
+def compare(
+    oracle: Oracle,
+    plain: Run,
+    drafts: Run,
+    checkpoint: Checkpoint,
+    mtp: tuple[MTPRun, MTPRun] | None = None,
+) -> Report:
+    """Every array of the file against both runs; without ``mtp`` not the head's."""
     atol = tolerance_of(checkpoint.config)
-    tolerances = {"greedy_ids": 0.0, "long_argmax": 2 * atol}
-    checks = []
-    for name in OUTPUTS:
-        if name not in oracle:
-            checks.append(Check(name, None, None, None, None, "absent"))
-            continue
-        errors = [_error(name, oracle, each) for each in (plain, drafts)]
+    tolerances = {"greedy_ids": 0.0, "mtp_draft_ids": 0.0, "long_argmax": 2 * atol}
+
+    def check(name: str, plain: float, drafts: float) -> Check:
         allowed = tolerances.get(name, atol)
         # a NaN is within no tolerance
-        fine = all(error <= allowed for error in errors)
-        shape = oracle[name].shape
-        status = "pass" if fine else "FAIL"
-        checks.append(Check(name, shape, errors[0], errors[1], allowed, status))
-    for name in oracle.others:
-        status = "not built" if name.startswith("mtp_") else "unknown"
-        checks.append(Check(name, None, None, None, None, status))
+        status = "pass" if plain <= allowed and drafts <= allowed else "FAIL"
+        return Check(name, oracle[name].shape, plain, drafts, allowed, status)
+
+    def skip(name: str, status: Status) -> Check:
+        return Check(name, None, None, None, None, status)
+
+    checks = []
+    for name in OUTPUTS:
+        if name in oracle:
+            off = [_error(name, oracle, each) for each in (plain, drafts)]
+            checks.append(check(name, *off))
+        else:
+            checks.append(skip(name, "absent"))
+    for name in (name for name in MTP_OUTPUTS if name in oracle):
+        if mtp is None:
+            checks.append(skip(name, "not built"))
+        else:
+            checks.append(check(name, *(errors(each, oracle, name) for each in mtp)))
+    checks += [skip(name, "unknown") for name in oracle.others]
     short = drafts.completions
     return Report(
         path=str(checkpoint.path),

@@ -4,7 +4,8 @@ Prompts and what another implementation says of them. Any array but one of the t
 prompts may be left out; ``ARRAYS`` lists them, with the letters
 
 ``B`` prompts of ``S`` tokens, ``G`` tokens decoded greedily after each of them, ``R``
-long prompts of ``Q`` tokens, ``V`` the vocabulary, ``L`` blocks, ``D`` the hidden size.
+long prompts of ``Q`` tokens, ``V`` the vocabulary, ``L`` blocks, ``D`` the hidden size,
+and of an MTP head ``M`` prompts of ``S-1`` pairs, ``F`` first ones and ``K`` drafts.
 """
 
 from __future__ import annotations
@@ -28,17 +29,36 @@ ARRAYS: dict[str, str] = {
     "long_input_ids": "R Q",
     "long_logits_last8": "R last V",
     "long_argmax": "R Q",
+    "mtp_hidden": "M S-1 D",
+    "mtp_logits": "M S-1 V",
+    "mtp_logits_vllm_pos0mask": "M F V",
+    "mtp_draft_ids": "B K",
+    "mtp_draft_logits": "B K V",
 }
 """Known arrays and their axes. ``hidden_states`` are prompt 0's: the embedding output,
 what follows each block, and last what follows the final norm, in place of the last
 block's own output. ``greedy_logits[:, j]`` are what ``greedy_ids[:, j]`` is the largest
 of. ``long_logits_last8`` are those of a long prompt's last tokens, eight or any number
-of them, and ``long_argmax`` is the largest of each."""
+of them, and ``long_argmax`` is the largest of each.
 
-OUTPUTS = tuple(name for name in ARRAYS if not name.endswith("input_ids"))
-"""The known arrays that are compared."""
+``mtp_hidden`` and ``mtp_logits`` are what the checkpoint's MTP head says of the first
+prompts' pairs, a hidden state and the token that follows it. ``mtp_draft_ids`` are
+drafts behind ``greedy_ids[:, 0]``, each from the head's output for the one before it,
+and ``mtp_draft_logits`` what each is the largest of. ``mtp_logits_vllm_pos0mask`` are
+those of the first pairs where the very first has no embedding."""
 
-_IDS = ("input_ids", "greedy_ids", "long_input_ids", "long_argmax")
+MASKED = "mtp_logits_vllm_pos0mask"
+MTP_OUTPUTS = tuple(name for name in ARRAYS if name.startswith("mtp_"))
+"""The known arrays that a checkpoint's MTP head is compared with."""
+
+OUTPUTS = tuple(
+    name
+    for name in ARRAYS
+    if not name.endswith("input_ids") and name not in MTP_OUTPUTS
+)
+"""The known arrays that the decoder is compared with."""
+
+_IDS = ("input_ids", "greedy_ids", "long_input_ids", "long_argmax", "mtp_draft_ids")
 
 _NEEDS = {
     "logits": "input_ids",
@@ -47,6 +67,11 @@ _NEEDS = {
     "greedy_logits": "greedy_ids",
     "long_logits_last8": "long_input_ids",
     "long_argmax": "long_input_ids",
+    "mtp_hidden": "input_ids",
+    "mtp_logits": "input_ids",
+    "mtp_logits_vllm_pos0mask": "input_ids",
+    "mtp_draft_ids": "greedy_ids",
+    "mtp_draft_logits": "mtp_draft_ids",
 }
 
 Kind = Literal["known", "later", "unknown"]
@@ -126,6 +151,8 @@ def _check_axes(
         "D": (config.hidden_size, "the configuration"),
         "L+1": (len(config.blocks) + 1, "the configuration, with a block more"),
     }
+    if "input_ids" in known and known["input_ids"].ndim == 2:
+        sizes["S-1"] = (known["input_ids"].shape[1] - 1, "'input_ids', less one")
     for name, array in known.items():
         axes = ARRAYS[name].split()
         if array.ndim != len(axes) or 0 in array.shape:
@@ -140,6 +167,10 @@ def _check_axes(
                     f"{file}: {name!r} has shape {list(array.shape)}, of which "
                     f"{axis} = {size}; {whose} says {wanted}"
                 )
+    for first, most in (("M", "B"), ("F", "S-1")):
+        if first in sizes and sizes[first][0] > sizes[most][0]:
+            (size, whose), limit = sizes[first], sizes[most][0]
+            raise OracleError(f"{file}: {whose} has {first} = {size}, of {limit}")
     if "last" in sizes and sizes["last"][0] > sizes["Q"][0]:
         raise OracleError(
             f"{file}: 'long_logits_last8' has {sizes['last'][0]} tokens, the long "
