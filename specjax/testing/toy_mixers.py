@@ -32,6 +32,7 @@ from specjax.models.families.latents import latent_attention
 from specjax.models.families.lfm2 import short_convolution
 from specjax.models.families.nemotron_h import mamba2
 from specjax.models.families.qwen_hybrid import gated_delta
+from specjax.models.mixers.base import Mixer
 from specjax.models.recurrence import REPLAY, Strategy
 from specjax.models.rope import Rope
 from specjax.testing.toys import RandomReader, Toy
@@ -175,7 +176,7 @@ def _build(config: DecoderConfig, make: Builder) -> Decoder:
         name = f"model.layers.{i}"
         assert block.mixer is not None
         assert block.feedforward is not None
-        mixer = _mixer(f"{name}.mixer", block.mixer, make)
+        mixer = any_mixer(f"{name}.mixer", HIDDEN, block.mixer, make)
         body = parts.feedforward(f"{name}.mlp", HIDDEN, block.feedforward, make)
         after = ("post_mixer_layernorm", "post_mlp_layernorm")
         blocks.append(
@@ -191,17 +192,18 @@ def _build(config: DecoderConfig, make: Builder) -> Decoder:
     return parts.assemble(config, tuple(blocks), make)
 
 
-def _mixer(name: str, config: MixerConfig, make: Builder):
+def any_mixer(name: str, hidden: int, config: MixerConfig, make: Builder) -> Mixer:
+    """A mixer of any kind, its tensors named as one of the families names them."""
     match config:
         case AttentionConfig():
-            return parts.attention(name, HIDDEN, config, make)
+            return parts.attention(name, hidden, config, make)
         case LatentAttentionConfig():
-            return latent_attention(name, HIDDEN, config, make)
+            return latent_attention(name, hidden, config, make)
         case GatedDeltaConfig(channel_decay=True):
-            return kimi_delta(name, HIDDEN, config, make)
+            return kimi_delta(name, hidden, config, make)
         case GatedDeltaConfig():
-            return gated_delta(name, HIDDEN, config, make)
+            return gated_delta(name, hidden, config, make)
         case Mamba2Config():
-            return mamba2(name, HIDDEN, config, make)
+            return mamba2(name, hidden, config, make)
         case ShortConvConfig():
             return short_convolution(name, config, make)
