@@ -16,6 +16,7 @@ from specjax.drafters.length import Confidence
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.drafters.registry import DrafterEntry, DrafterOptions, Source, needed
+from specjax.drafters.suffix import Suffix
 
 __all__ = [
     "DRAFTERS",
@@ -50,10 +51,21 @@ DRAFTERS: dict[str, DrafterEntry] = {
         "what followed the same words before",
         reference="Saxena 2023; 2304.04487",
     ),
+    "suffix": DrafterEntry(
+        lambda o: Suffix(k=o.k),
+        "what most often followed the same words before",
+        reference="2411.04975",
+    ),
+    "suffix-tree": DrafterEntry(
+        lambda o: Suffix(k=o.k, tree=True),
+        "the same, as a tree of k nodes",
+        reference="2411.04975",
+    ),
     "draft-model": DrafterEntry(
         _draft_model,
         "a smaller model with the same tokenizer",
         source=Source.MODEL,
+        uses=frozenset({"pick", "least"}),
         q="one-hot or drawn",
         reference="2211.17192; 2302.01318",
     ),
@@ -62,6 +74,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         "a tree of fixed shape from a smaller model",
         takes_k=False,
         source=Source.MODEL,
+        uses=frozenset({"branching", "siblings"}),
         q="one-hot, i.i.d. or without replacement",
         reference="2305.09781",
     ),
