@@ -212,6 +212,13 @@ def check_options(target: Target, drafter: Drafter, options: EngineOptions) -> N
             raise PairError(
                 f"eos id {eos} is outside the vocabulary of {target.vocab_size}"
             )
+    widest, rows = getattr(target, "widest", None), drafter.max_nodes + 1
+    if widest is not None and rows > widest:
+        raise PairError(
+            f"a window of {drafter.max_nodes} drafts has {rows} rows, and the target's "
+            f"states are kept for {widest} at most (Snapshot(rows={widest})): draft "
+            "less, or set up its memory for more rows"
+        )
     capacity = options.max_capacity
     if capacity is not None and drafter.max_depth >= capacity:
         raise PairError(

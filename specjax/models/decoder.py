@@ -25,6 +25,7 @@ from specjax.models.ends import Ends
 from specjax.models.linear import Linear, fewest_rows
 from specjax.models.norms import RMSNorm
 from specjax.models.pages import Paged, admit, room
+from specjax.models.recurrence import Snapshot
 from specjax.models.stack import (
     Block,
     canonical_mixers,
@@ -68,6 +69,16 @@ class Decoder(struct.PyTreeNode):
         return Ends(
             self.embedding, self.head, config.embedding_scale, config.logit_softcap
         )
+
+    @property
+    def widest(self) -> int | None:
+        """The most rows of a window with drafts: of a strategy that keeps states by
+        row, so that all windows of a run pend alike. ``None``: any number."""
+        strategies = [
+            getattr(mixer.config, "recurrence", None) for mixer in self.mixers if mixer
+        ]
+        limits = [s.rows for s in strategies if isinstance(s, Snapshot)]
+        return min(limits, default=None)
 
     def init(self, batch: int, capacity: int) -> CommittedState:
         """An empty state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import struct
@@ -32,6 +32,7 @@ class Aids(struct.PyTreeNode):
     """By the nearest indexer above."""
 
 
+@runtime_checkable
 class Mixer(Protocol):
     """The part of a block that looks at other positions.
 
