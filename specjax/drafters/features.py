@@ -122,24 +122,38 @@ def take_in(
     head: FeatureHead, state: HeadState, verdict: Verdict, acceptance: Acceptance
 ) -> HeadState:
     """The state after the pairs of an accepted path."""
-    features = {tap: verdict.features[tap] for tap in head.taps}
-    hidden = head.fuse(jax.tree.map(lambda x: along(x, acceptance.path), features))
-    window = pairs_window(acceptance, state.lengths)
-    out, pending = head.run(hidden, window, state.own)
-    rows = jnp.arange(window.width, dtype=jnp.int32)
-    path = jnp.where(window.valid, rows, 0)
+    out, pending = read_pairs(head, state, verdict, acceptance)
     num = acceptance.num_tokens
     last = jnp.maximum(num - 1, 0)[:, None]
     said = along(out, last)[:, 0].astype(state.out.dtype)
-    # The same number, but one that waits for the pass: else XLA may write the cache
-    # before the pass has read it, and for that copies it, every round.
-    waited = jnp.minimum(num, num + jnp.any(jnp.isnan(out), (1, 2)).astype(num.dtype))
-    taken = Acceptance(path=path, tokens=acceptance.tokens, num_tokens=waited)
     return HeadState(
-        own=head.commit(state.own, pending, taken),
+        own=head.commit(state.own, pending, rows_taken(acceptance, out)),
         lengths=state.lengths + num,
         out=jnp.where((num > 0)[:, None], said, state.out),
     )
+
+
+def read_pairs(
+    head: FeatureHead, state: HeadState, verdict: Verdict, acceptance: Acceptance
+) -> tuple[Float[Array, "B P D"], Any]:
+    """What the rows of an accepted path hand on, and what to commit of them."""
+    features = {tap: verdict.features[tap] for tap in head.taps}
+    hidden = head.fuse(jax.tree.map(lambda x: along(x, acceptance.path), features))
+    window = pairs_window(acceptance, state.lengths)
+    return head.run(hidden, window, state.own)
+
+
+def rows_taken(acceptance: Acceptance, out: Float[Array, "B W D"]) -> Acceptance:
+    """Which rows of a window of pairs are kept: the first ones, by name.
+
+    The number is the acceptance's, but one that waits for the pass: else XLA may write
+    the cache before the pass has read it, and for that copies it, every round.
+    """
+    rows = jnp.arange(acceptance.tokens.shape[1], dtype=jnp.int32)
+    path = jnp.where(acceptance.taken, rows, 0)
+    num = acceptance.num_tokens
+    waited = jnp.minimum(num, num + jnp.any(jnp.isnan(out), (1, 2)).astype(num.dtype))
+    return Acceptance(path=path, tokens=acceptance.tokens, num_tokens=waited)
 
 
 def pairs_window(acceptance: Acceptance, lengths: Int[Array, " B"]) -> Window:

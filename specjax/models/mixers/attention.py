@@ -94,7 +94,7 @@ class Attention(struct.PyTreeNode):
 
     def mix(
         self,
-        x: Float[Array, "B W D"],
+        x: Float[Array, "B W channels"],
         window: Window,
         state: KVCache,
         lengths: Int[Array, " B"],
@@ -131,7 +131,11 @@ class Attention(struct.PyTreeNode):
         return self.out(mixed), added
 
     def keys_values(
-        self, x: Float[Array, "B W D"], window: Window, state: KVCache, aids: Aids
+        self,
+        x: Float[Array, "B W channels"],
+        window: Window,
+        state: KVCache,
+        aids: Aids,
     ) -> WindowKV:
         """What the rows of a window would add to the state."""
         k = self._turned(self.k(x), self.k_norm, aids)
