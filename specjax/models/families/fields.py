@@ -77,11 +77,7 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
-        found, value = self._value(name, default)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
-            raise self.error(found, f"a positive number is needed, found {value!r}")
-        return float(value)
+        return self._between(name, default, 0.0, math.inf, "a positive number")
 
     def optional_number(self, name: str) -> float | None:
         """A positive number, or ``None`` where there is none."""
@@ -93,10 +89,16 @@ class Fields:
         self._note(name)
         if not self.has(name):
             return None
-        found, value = self._value(name, None)
+        return self._between(name, None, -math.inf, 0.0, "a negative number")
+
+    def _between(
+        self, name: str, default: float | None, low: float, high: float, wanted: str
+    ) -> float:
+        """A number strictly between the two."""
+        found, value = self._value(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not -math.inf < value < 0:
-            raise self.error(found, f"a negative number is needed, found {value!r}")
+        if not number or not low < value < high:
+            raise self.error(found, f"{wanted} is needed, found {value!r}")
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
