@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.interfaces import Drafter, Tap
+from specjax.decoding.interfaces import Tap
 from specjax.decoding.types import NO_TOKEN, Acceptance, Context, Sampling, Verdict
 
 
@@ -37,9 +37,7 @@ def path(
     return verdict, acceptance
 
 
-def taken_in(
-    drafter: Drafter, state: Any, verdict: Verdict, acceptance: Acceptance
-) -> Any:
+def taken_in(drafter: Any, state: Any, verdict: Verdict, acceptance: Acceptance) -> Any:
     """The drafter's state after a path; heads do not look at the window it lay in."""
     window: Any = None
     return drafter.observe(state, None, window, verdict, acceptance)
