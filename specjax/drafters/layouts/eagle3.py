@@ -217,6 +217,8 @@ def _layout(name: str, style: Style) -> Layout:
     )
 
 
-LAYOUT_AUTHORS = _layout("SafeAILab, SpecForge", AUTHORS)
-LAYOUT_VLLM = _layout("vLLM", VLLM)
-LAYOUT_SPECULATORS = _layout("speculators", SPECULATORS)
+LAYOUTS = (
+    _layout("SafeAILab, SpecForge", AUTHORS),
+    _layout("vLLM", VLLM),
+    _layout("speculators", SPECULATORS),
+)
