@@ -12,6 +12,9 @@ from specjax.decoding.interfaces import Drafter
 from specjax.decoding.trees import full
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.draft_tree import DraftTree
+from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
+from specjax.drafters.eagle.parallel import ParallelChain
+from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.length import Confidence
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
@@ -24,9 +27,14 @@ __all__ = [
     "DraftTree",
     "DrafterEntry",
     "DrafterOptions",
+    "HeadChain",
+    "HeadDynamicTree",
+    "ModelDynamicTree",
     "NGram",
     "NullDrafter",
+    "ParallelChain",
     "Source",
+    "Suffix",
     "register",
 ]
 
@@ -40,6 +48,28 @@ def _draft_model(options: DrafterOptions) -> Drafter:
 def _draft_tree(options: DrafterOptions) -> Drafter:
     model = needed(options.model, Source.MODEL)
     return DraftTree(model, full(options.branching), options.siblings)
+
+
+def _dynamic_tree(options: DrafterOptions) -> Drafter:
+    model = needed(options.model, Source.MODEL)
+    return ModelDynamicTree(model, options.top_k, options.k, options.nodes)
+
+
+def _head_chain(options: DrafterOptions) -> Drafter:
+    head = needed(options.part, Source.PART)
+    length = Confidence(options.least) if options.least > 0 else None
+    return HeadChain(head, options.k, pick=options.pick, length=length)
+
+
+def _head_dynamic_tree(options: DrafterOptions) -> Drafter:
+    head = needed(options.part, Source.PART)
+    return HeadDynamicTree(head, options.top_k, options.k, options.nodes)
+
+
+def _parallel_chain(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.PART)
+    length = Confidence(options.least) if options.least > 0 else None
+    return ParallelChain(part, options.k, pick=options.pick, length=length)
 
 
 DRAFTERS: dict[str, DrafterEntry] = {
@@ -77,6 +107,45 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"branching", "siblings"}),
         q="one-hot, i.i.d. or without replacement",
         reference="2305.09781",
+    ),
+    "dynamic-tree": DrafterEntry(
+        _dynamic_tree,
+        "a tree of k levels from a smaller model, wide where it is unsure",
+        source=Source.MODEL,
+        uses=frozenset({"top_k", "nodes"}),
+        reference="2406.16858",
+    ),
+    "eagle1": DrafterEntry(
+        _head_chain,
+        "a head that predicts the target's next hidden state",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2401.15077",
+    ),
+    "eagle2": DrafterEntry(
+        _head_dynamic_tree,
+        "a tree of k levels from EAGLE's or EAGLE-3's head, wide where it is unsure",
+        source=Source.PART,
+        parts=("eagle1", "eagle3"),
+        uses=frozenset({"top_k", "nodes"}),
+        reference="2406.16858",
+    ),
+    "eagle3": DrafterEntry(
+        _head_chain,
+        "a head on hidden states of several layers",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2503.01840; 2605.09992",
+    ),
+    "p-eagle": DrafterEntry(
+        _parallel_chain,
+        "EAGLE-3's head with a slot for every draft, all read in one pass",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2602.01469",
     ),
 }
 """By name."""

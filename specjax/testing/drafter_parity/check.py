@@ -38,6 +38,9 @@ REPLAYS: dict[str, str] = {
     "dflash": "block",
     "dflash2": "block",
     "dspark": "block",
+    "eagle1": "eagle",
+    "eagle3": "eagle",
+    "p-eagle": "p_eagle",
 }
 """The module here that replays a layout's ``method``."""
 
@@ -62,6 +65,10 @@ SPANS = {
     "hidden2": (24, 27),
 }
 """The positions whose features an array holds."""
+
+
+SERVED = "serve_"
+"""What the names of a second scene begin with: the same weights, served otherwise."""
 
 
 def is_drafter(folder: str | Path) -> bool:
@@ -92,13 +99,25 @@ def check_drafter_parity(folder: str | Path, targets: str | Path | None) -> Repo
         raise OracleError(f"{path}: nothing replays {loaded.layout.method!r}")
     replay: Replay = importlib.import_module(f"{__package__}.{module}").replay
     with jax.default_matmul_precision("highest"):
-        own = own_features(target, loaded.part.taps, scene(oracle, path))
-        first = replay(loaded.part, oracle, lambda name: oracle[name])
-        second = replay(loaded.part, oracle, lambda name: own[slice(*SPANS[name])])
+        scenes = [""] + [SERVED] * (f"{SERVED}round1_ids" in oracle)
+        own = {
+            which: own_features(target, loaded.part.taps, scene(oracle, path, which))
+            for which in scenes
+        }
+
+        def ours(name: str) -> np.ndarray:
+            plain = name.removeprefix(SERVED)
+            return own[name.removesuffix(plain)][slice(*SPANS[plain])]
+
+        # what an oracle does not store of its second round, our target says both times
+        first = replay(
+            loaded.part, oracle, lambda n: oracle[n] if n in oracle else ours(n)
+        )
+        second = replay(loaded.part, oracle, ours)
     checks = [
         compare_array(name, wanted, first.get(name), second.get(name))
         for name, wanted in oracle.items()
-        if name not in GIVEN and name not in SPANS
+        if name.removeprefix(SERVED) not in (*GIVEN, *SPANS)
     ]
     return Report(
         path=str(path),
@@ -132,9 +151,9 @@ def _target_of(path: Path, folder: str | Path | None) -> Path:
     return targets / name
 
 
-def scene(oracle: Mapping[str, np.ndarray], path: Path) -> list[int]:
+def scene(oracle: Mapping[str, np.ndarray], path: Path, which: str = "") -> list[int]:
     """What the target has read when the second round begins."""
-    drafts = oracle.get("round1_ids", oracle.get("draft1"))
+    drafts = oracle.get(f"{which}round1_ids", oracle.get("draft1"))
     if drafts is None or "prompt_ids" not in oracle:
         raise OracleError(f"{path / FILE} has no prompt_ids, or no drafts of a round 1")
     accepted = drafts[: int(oracle["accepted"])].tolist()
