@@ -16,6 +16,7 @@ from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
 from specjax.drafters.eagle.parallel import ParallelChain
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.length import Confidence
+from specjax.drafters.medusa import MedusaChain, MedusaTree
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.drafters.registry import DrafterEntry, DrafterOptions, Source, needed
@@ -29,6 +30,8 @@ __all__ = [
     "DrafterOptions",
     "HeadChain",
     "HeadDynamicTree",
+    "MedusaChain",
+    "MedusaTree",
     "ModelDynamicTree",
     "NGram",
     "NullDrafter",
@@ -48,6 +51,17 @@ def _draft_model(options: DrafterOptions) -> Drafter:
 def _draft_tree(options: DrafterOptions) -> Drafter:
     model = needed(options.model, Source.MODEL)
     return DraftTree(model, full(options.branching), options.siblings)
+
+
+def _medusa(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.PART)
+    length = Confidence(options.least) if options.least > 0 else None
+    return MedusaChain(part, options.k, pick=options.pick, length=length)
+
+
+def _medusa_tree(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.PART)
+    return MedusaTree(part, full(options.branching))
 
 
 def _dynamic_tree(options: DrafterOptions) -> Drafter:
@@ -107,6 +121,23 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"branching", "siblings"}),
         q="one-hot, i.i.d. or without replacement",
         reference="2305.09781",
+    ),
+    "medusa": DrafterEntry(
+        _medusa,
+        "heads on the last hidden state, one a draft",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2401.10774",
+    ),
+    "medusa-tree": DrafterEntry(
+        _medusa_tree,
+        "the heads' best tokens, as a tree of fixed shape",
+        takes_k=False,
+        source=Source.PART,
+        parts=("medusa",),
+        uses=frozenset({"branching"}),
+        reference="2401.10774",
     ),
     "dynamic-tree": DrafterEntry(
         _dynamic_tree,

@@ -41,6 +41,7 @@ REPLAYS: dict[str, str] = {
     "eagle1": "eagle",
     "eagle3": "eagle",
     "p-eagle": "p_eagle",
+    "medusa": "medusa",
 }
 """The module here that replays a layout's ``method``."""
 
