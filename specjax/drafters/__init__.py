@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from specjax.decoding.interfaces import Drafter
 from specjax.decoding.trees import full
+from specjax.drafters.block import BlockChain, BlockTree
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.draft_tree import DraftTree
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
@@ -24,6 +25,8 @@ from specjax.drafters.suffix import Suffix
 
 __all__ = [
     "DRAFTERS",
+    "BlockChain",
+    "BlockTree",
     "DraftModel",
     "DraftTree",
     "DrafterEntry",
@@ -84,6 +87,18 @@ def _parallel_chain(options: DrafterOptions) -> Drafter:
     part = needed(options.part, Source.PART)
     length = Confidence(options.least) if options.least > 0 else None
     return ParallelChain(part, options.k, pick=options.pick, length=length)
+
+
+def _block_chain(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.PART)
+    length = Confidence(options.least) if options.least > 0 else None
+    k = min(options.k, part.backbone.slots)
+    return BlockChain(part, k, pick=options.pick, length=length)
+
+
+def _block_tree(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.PART)
+    return BlockTree(part, options.nodes)
 
 
 DRAFTERS: dict[str, DrafterEntry] = {
@@ -177,6 +192,39 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"pick", "least"}),
         q="one-hot or drawn",
         reference="2602.01469",
+    ),
+    "dflash": DrafterEntry(
+        _block_chain,
+        "a block filled in at once from hidden states of several layers",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2602.06036",
+    ),
+    "dflash2": DrafterEntry(
+        _block_chain,
+        "such a block, and a walk over the best tokens of its slots",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="inco.ai 2026",
+    ),
+    "dspark": DrafterEntry(
+        _block_chain,
+        "such a block, corrected by the tokens before and judged by a head",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2607.05147",
+    ),
+    "ddtree": DrafterEntry(
+        _block_tree,
+        "the best paths through such a block, as a tree",
+        takes_k=False,
+        source=Source.PART,
+        parts=("dflash", "dflash2", "dspark"),
+        uses=frozenset({"nodes"}),
+        reference="2604.12989",
     ),
 }
 """By name."""

@@ -8,6 +8,7 @@ import jax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.interfaces import Tap
 from specjax.drafters.block.backbone import Backbone
 from specjax.drafters.block.slots import Slot
 
@@ -20,6 +21,11 @@ class DFlash(struct.PyTreeNode):
     """
 
     backbone: Backbone
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The target's hidden states that the context is made of."""
+        return self.backbone.taps
 
     def read(self, rows: Float[Array, "B K D"]) -> Float[Array, "B K Vd"]:
         """The logits of all slots, in one product."""

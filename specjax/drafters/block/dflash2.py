@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.decoding.interfaces import Tap
 from specjax.decoding.types import Acceptance, Window
 from specjax.drafters.block.backbone import Backbone
 from specjax.drafters.block.context import BlockAttention
@@ -168,6 +169,11 @@ class DFlash2(struct.PyTreeNode):
 
     backbone: Backbone
     selector: Selector
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The target's hidden states that the context is made of."""
+        return self.backbone.taps
 
     def read(self, rows: Float[Array, "B K D"]) -> Candidates:
         """The candidates of all slots."""

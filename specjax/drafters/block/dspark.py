@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.interfaces import Tap
 from specjax.drafters.block.backbone import Backbone
 from specjax.drafters.block.dflash import at_slot
 from specjax.drafters.block.slots import Slot
@@ -117,6 +118,11 @@ class DSpark(struct.PyTreeNode):
     backbone: Backbone
     markov: Markov | None
     confidence: ConfidenceHead | None
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """The target's hidden states that the context is made of."""
+        return self.backbone.taps
 
     def read(self, rows: Float[Array, "B K D"]) -> Reading:
         """The base logits of all slots, in one product."""
