@@ -18,6 +18,7 @@ from specjax.drafters.eagle.parallel import ParallelChain
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.length import Confidence
 from specjax.drafters.medusa import MedusaChain, MedusaTree
+from specjax.drafters.mtp_modules import mtp_drafter
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.drafters.registry import DrafterEntry, DrafterOptions, Source, needed
@@ -87,6 +88,12 @@ def _parallel_chain(options: DrafterOptions) -> Drafter:
     part = needed(options.part, Source.PART)
     length = Confidence(options.least) if options.least > 0 else None
     return ParallelChain(part, options.k, pick=options.pick, length=length)
+
+
+def _mtp(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.TARGET)
+    length = Confidence(options.least) if options.least > 0 else None
+    return mtp_drafter(part, options.k, pick=options.pick, length=length)
 
 
 def _block_chain(options: DrafterOptions) -> Drafter:
@@ -192,6 +199,14 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"pick", "least"}),
         q="one-hot or drawn",
         reference="2602.01469",
+    ),
+    "mtp": DrafterEntry(
+        _mtp,
+        "the target's own layers that predict further tokens",
+        source=Source.TARGET,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2412.19437",
     ),
     "dflash": DrafterEntry(
         _block_chain,
