@@ -71,7 +71,7 @@ class SharedChoiceHead(MTPHead):
         if self.chosen is None:
             out, pending = self.module.run(joined, window, committed)
             return out, (pending, joined)
-        blocks = tuple(map(_without_indexer, self.module.blocks))
+        blocks = tuple(map(without_indexer, self.module.blocks))
         batch, width = window.tokens.shape
         # a row without any key would be NaN
         nothing = (committed.lengths == 0)[:, None, None]
@@ -99,7 +99,7 @@ class SharedChoiceHead(MTPHead):
         )
 
 
-def _without_indexer(block: Block) -> Block:
+def without_indexer(block: Block) -> Block:
     """The block, attending to what it is told."""
     assert block.mixer is not None
     mixer = block.mixer.body

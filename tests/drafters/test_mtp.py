@@ -24,7 +24,7 @@ from specjax.drafters.drawing import Pick
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.mtp import MTPHead
 from specjax.drafters.mtp_modules import mtp_drafter
-from specjax.drafters.mtp_shared_choice import SharedChoiceHead, _without_indexer
+from specjax.drafters.mtp_shared_choice import SharedChoiceHead, without_indexer
 from specjax.models.mixers.base import Aids, Chosen
 from specjax.models.recurrence import Ring, Snapshot
 from specjax.models.stack import rope_of, rotary_tables
@@ -380,8 +380,10 @@ class TestSharedChoice:
         window = chunk_window(tokens, zero, zero + width, width)
         state = head.init(1, CAPACITY)
         block = head.module.blocks[0]
-        bare = head.module.replace(blocks=(_without_indexer(block),))
-        tables = rotary_tables([block.mixer.body], window.positions, jnp.float32)
+        bare = head.module.replace(blocks=(without_indexer(block),))
+        tables = rotary_tables(
+            [block.mixer.body], window.positions, jnp.dtype("float32")
+        )
         aids = Aids(rotary=tables[rope_of(block.mixer.body)])
         rows = jnp.zeros((1, width, hidden.shape[1])).at[0, :PAIRS].set(hidden)
         with jax.default_matmul_precision("highest"):
