@@ -38,8 +38,8 @@ def statuses(report) -> dict[str, str]:
 
 def all_pass(report) -> None:
     assert report.passed and report.note == ""
-    assert [s for s in statuses(report).values() if s == "pass"] == ["pass"] * 6
-    assert set(OUTPUTS) <= set(statuses(report))
+    found = statuses(report)
+    assert [found[name] for name in OUTPUTS] == ["pass"] * 6
     # trees and chains were there, and of all that was decoded half were drafts
     assert report.drafted > 100 and report.accepted >= 30
 
@@ -79,8 +79,7 @@ def test_a_family_with_drafts(name):
 def test_a_family(name):
     report = check_parity(ORACLES / name)
     all_pass(report)
-    built = [check for check in report.checks if check.status == "not built"]
-    assert all(check.array.startswith("mtp_") for check in built)
+    assert set(statuses(report).values()) <= {"pass"}
 
 
 def with_recurrence(decoder: Decoder, strategy: Strategy) -> Decoder:
