@@ -30,9 +30,12 @@ from specjax.drafters.model_state import (
 )
 
 Rows = Float[Array, "B k V"]
-Handed = Float[Array, "B R D"] | None
-"""What rows take from the rows above them: nothing where a model reads tokens alone."""
-Read = Callable[[Window, Handed], tuple[Rows, Handed]]
+Given = Float[Array, "B R D"] | None
+"""What the rows of a pass take from those above them: nothing where a model reads
+tokens alone."""
+Handed = Float[Array, "B k D"] | None
+"""What the last level's rows hand on."""
+Read = Callable[[Window, Given], tuple[Rows, Handed]]
 """All levels so far -> logits of the last one's rows, and what those hand on."""
 
 
@@ -75,7 +78,7 @@ class DynamicTree(struct.PyTreeNode):
         ready: Bool[Array, " B"],
         first: Float[Array, "B V"],
         read: Read,
-        handed: Handed,
+        handed: Given,
         lengths: Int[Array, " B"],
     ) -> Proposal:
         """Grow the tree below the anchor, whose logits are ``first`` and whose row
@@ -111,7 +114,7 @@ class HeadDynamicTree(DynamicTree, OwnHead):
         logits = safe_rows(head.logits(state.out[:, None]))
         first = adjusted(logits, anchor_window(context), context, counted=1)[:, 0]
 
-        def read(window: Window, rows: Handed) -> tuple[Rows, Handed]:
+        def read(window: Window, rows: Given) -> tuple[Rows, Handed]:
             assert rows is not None
             out, _ = head.run(rows, window, state.own)
             last = out[:, -self.top_k :]
@@ -142,7 +145,7 @@ class ModelDynamicTree(DynamicTree, OwnModel):
         )
         first = laws.adjusted_at(pass_.last)
 
-        def read(window: Window, rows: Handed) -> tuple[Rows, Handed]:
+        def read(window: Window, rows: Given) -> tuple[Rows, Handed]:
             verdict = self.model.verify(pass_.state.model, window)
             logits = safe_logits(verdict)[:, -self.top_k :]
             return adjusted(logits, window, context, counted=0), None
@@ -164,7 +167,7 @@ def adjusted(logits: Rows, window: Window, context: Context, *, counted: int) ->
     return jnp.stack([laws.adjusted_at(zeros + row) for row in range(count)], axis=1)
 
 
-def _children(handed: Handed, beam_rows: Int[Array, "B k"]) -> Handed:
+def _children(handed: Given, beam_rows: Int[Array, "B k"]) -> Handed:
     """What the rows above hand to the beam."""
     if handed is None:
         return None
