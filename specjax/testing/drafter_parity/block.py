@@ -20,6 +20,9 @@ from specjax.models.mixers.base import Aids
 from specjax.models.mixers.caches import held_positions
 from specjax.models.stack import mixers_of, rope_of, rotary_tables
 
+CAPACITY = 32
+"""Of the text of both rounds."""
+
 
 def replay(
     part: SlotHead,
@@ -30,7 +33,7 @@ def replay(
     backbone, out = part.backbone, {}
     accepted = int(oracle["accepted"])
     text = [*oracle["prompt_ids"].tolist(), int(oracle["first_token"])]
-    state = backbone.init(1, len(text) + accepted + 1)
+    state = backbone.init(1, CAPACITY)
     contexts = []
     for number in (1, 2):
         rows = jnp.asarray(features(f"features{number}"))[None]
@@ -63,7 +66,28 @@ def _take_in(
         tokens=jnp.asarray([behind], jnp.int32),
         num_tokens=jnp.asarray([count], jnp.int32),
     )
+    return _taken(backbone, state, verdict, path)
+
+
+@jax.jit
+def _taken(
+    backbone: Backbone, state: CommittedState, verdict: Verdict, path: Acceptance
+) -> CommittedState:
     return backbone.take_in(state, verdict, path)
+
+
+@jax.jit
+def _filled(
+    backbone: Backbone, state: CommittedState, anchor: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A block's rows, and their logits."""
+    hidden = backbone.block(anchor, state)
+    return hidden, backbone.logits(hidden)
+
+
+@jax.jit
+def _drafted(drafter: BlockChain, state: CommittedState, context: Context) -> jax.Array:
+    return drafter.propose(state, context)[0].tokens
 
 
 def _round(
@@ -72,11 +96,10 @@ def _round(
     """What one round says, array by array."""
     backbone = part.backbone
     anchor = jnp.asarray(text[-1:], jnp.int32)
-    hidden = backbone.block(anchor, state)
-    logits = backbone.logits(hidden)
+    hidden, logits = _filled(backbone, state, anchor)
     drafter = BlockChain(part, backbone.slots, pick=Pick.BEST)
-    proposal, _ = drafter.propose(state, _context(text, backbone.slots))
-    draft = np.asarray(proposal.tokens)[0]
+    context = _context(text, backbone.slots)
+    draft = np.asarray(_drafted(drafter, state, context))[0]
     masks = [backbone.mask_token] * (backbone.block_size - 1)
     out: dict[str, Any] = {
         "block": np.asarray([text[-1], *masks], np.int32),
@@ -100,7 +123,7 @@ def _round(
 def _context(text: list[int], slots: int) -> Context:
     one = jnp.ones((1,), jnp.int32)
     return Context(
-        tokens=jnp.asarray([text], jnp.int32),
+        tokens=jnp.asarray([text + [0] * (CAPACITY - len(text))], jnp.int32),
         lengths=len(text) * one,
         room=(slots + 1) * one,
         done=one > 1,
@@ -159,7 +182,7 @@ def _sliding_mask(backbone: Backbone, state: CommittedState) -> np.ndarray | Non
         held = own.replace(v=v)
         return mixer.mix(x, window, held, state.lengths, aids)[0][0].sum(axis=-1)
 
-    by_row, by_slot = jax.jacrev(seen, argnums=(0, 1))(rows, own.v)
+    by_row, by_slot = jax.jit(jax.jacrev(seen, argnums=(0, 1)))(rows, own.v)
     length = int(state.lengths[0])
     mask = np.zeros((size, length + size), bool)
     mask[:, length:] = np.asarray(by_row != 0).any(axis=(1, 3))
