@@ -27,6 +27,7 @@ from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Windo
 from specjax.decoding.windows import keep_valid
 from specjax.drafters.chain import ChainDrafter, Said
 from specjax.drafters.features import (
+    FeatureHead,
     along,
     anchor_window,
     pairs_window,
@@ -145,7 +146,9 @@ class ModuleChain(ChainDrafter, OwnModules):
         return ModulesState(tuple(own), tuple(outs), lengths)
 
 
-def mtp_drafter(part: MTPHead | MTPModules, k: int, **options: Any) -> ChainDrafter:
+def mtp_drafter(
+    part: MTPHead | MTPModules, k: int, **options: Any
+) -> HeadChain | ModuleChain:
     """The drafter that runs what ``load_mtp`` gave; ``options`` are a chain's."""
     if isinstance(part, MTPModules):
         return ModuleChain(part, k, **options)
@@ -163,7 +166,7 @@ def rows_of_module(window: Window, module: int) -> Window:
 
 
 def _read(
-    head: MTPHead,
+    head: FeatureHead,
     before: Float[Array, "B D"],
     module: int,
     own: Any,

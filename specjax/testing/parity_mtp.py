@@ -35,7 +35,9 @@ MTPRun = dict[str, np.ndarray]
 """What a head said, by the names of an oracle's arrays."""
 
 
-def mtp_runs(checkpoint: Checkpoint, oracle: Oracle, *, width: int, few: int):
+def mtp_runs(
+    checkpoint: Checkpoint, oracle: Oracle, *, width: int, few: int
+) -> tuple[MTPRun, MTPRun] | None:
     """``(plain, drafts)``, or ``None`` for a checkpoint of several modules.
 
     *plain* reads prompts, and the first token that follows, in windows of ``width``

@@ -52,7 +52,9 @@ def target_of(name: str):
 
 @functools.cache
 def head_of(name: str) -> MTPHead:
-    return load_mtp(target_of(name))
+    head = load_mtp(target_of(name))
+    assert isinstance(head, MTPHead)
+    return head
 
 
 @functools.cache
@@ -128,8 +130,8 @@ def heard(name: str, head: MTPHead, hidden: np.ndarray | None = None) -> Heard:
     return Heard(head, known if hidden is None else hidden, text)
 
 
-def off(name: str, said: Heard) -> tuple[float, float, bool]:
-    """How far prompt and draft logits are off, and whether the drafts are the same."""
+def off(name: str, said: Heard) -> tuple[float, np.ndarray, bool]:
+    """How far the prompt's logits are off and each draft's; if the drafts are right."""
     oracle = oracle_of(name)
     prompt = np.abs(said.logits[: PAIRS - 1] - oracle["mtp_logits"][0]).max()
     drafts = np.abs(said.draft_logits - oracle["mtp_draft_logits"][0]).max(axis=1)
@@ -381,17 +383,15 @@ class TestSharedChoice:
         state = head.init(1, CAPACITY)
         block = head.module.blocks[0]
         bare = head.module.replace(blocks=(without_indexer(block),))
-        tables = rotary_tables(
-            [block.mixer.body], window.positions, jnp.dtype("float32")
-        )
-        aids = Aids(rotary=tables[rope_of(block.mixer.body)])
+        assert block.mixer is not None
+        norm, mixer = block.mixer.norm, block.mixer.body
+        tables = rotary_tables([mixer], window.positions, jnp.dtype("float32"))
+        aids = Aids(rotary=tables[rope_of(mixer)])
         rows = jnp.zeros((1, width, hidden.shape[1])).at[0, :PAIRS].set(hidden)
         with jax.default_matmul_precision("highest"):
             for step in range(DRAFTS):
                 joined = head.joined(rows, window)
-                chosen = block.mixer.body.choose(
-                    block.mixer.norm(joined), window, state.blocks[0], zero, aids
-                )
+                chosen = mixer.choose(norm(joined), window, state.blocks[0], zero, aids)
                 seen = chosen.window.at[:, PAIRS:].set(
                     chosen.window[:, PAIRS - 1, None]
                 )
