@@ -79,6 +79,9 @@ class Target(Protocol):
 class Drafter(Protocol):
     """A source of drafts. ``observe`` is called for every committed window, prefill and
     zero-draft rounds included; its ``pending`` is ``None`` where nothing was proposed.
+
+    Proposals of more nodes than their longest path has are trees; where there are as
+    many, and they may be trees all the same, ``makes_trees = True`` says so.
     """
 
     @property

@@ -30,7 +30,7 @@ def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
             f"makes {drafter.law.value} ones: its output would not be the target's; "
             "choose another rule (coupled takes all) or other drafts"
         )
-    if getattr(rule, "chains_only", False) and drafter.max_nodes > drafter.max_depth:
+    if getattr(rule, "chains_only", False) and makes_trees(drafter):
         raise PairError(
             f"rule {_name(rule)} takes chains, but drafter {_name(drafter)} makes "
             f"trees of {drafter.max_nodes} nodes and depth {drafter.max_depth}: choose "
@@ -39,6 +39,14 @@ def check_pair(target: Target, drafter: Drafter, rule: AcceptanceRule) -> None:
     if drafter.law is not ProposalLaw.DETERMINISTIC:
         proposal = proposal_shape(drafter)
         check_law(drafter, proposal, target.vocab_size)
+
+
+def makes_trees(drafter: Drafter) -> bool:
+    """Whether proposals branch: by their sizes, unless the drafter says so itself.
+
+    A tree chosen in every round may have as many nodes as its longest path.
+    """
+    return getattr(drafter, "makes_trees", drafter.max_nodes > drafter.max_depth)
 
 
 def check_law(drafter: Drafter, proposal: Proposal, vocab_size: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from specjax.decoding.interfaces import Drafter
 from specjax.decoding.trees import full
 from specjax.drafters.block import BlockChain, BlockTree
+from specjax.drafters.cascade import Cascade
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.draft_tree import DraftTree
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
@@ -18,6 +19,7 @@ from specjax.drafters.eagle.parallel import ParallelChain
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.length import Confidence
 from specjax.drafters.medusa import MedusaChain, MedusaTree
+from specjax.drafters.merged import MergedTree
 from specjax.drafters.mtp_modules import mtp_drafter
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
@@ -108,6 +110,15 @@ def _block_tree(options: DrafterOptions) -> Drafter:
     return BlockTree(part, options.nodes)
 
 
+def _lookup_tree(options: DrafterOptions) -> Drafter:
+    ngram = NGram(options.k, options.min_n, options.max_n)
+    return MergedTree((Suffix(k=options.k, tree=True), ngram))
+
+
+def _suffix_or_model(options: DrafterOptions) -> Drafter:
+    return Cascade((Suffix(k=options.k), _draft_model(options)))
+
+
 DRAFTERS: dict[str, DrafterEntry] = {
     "none": DrafterEntry(
         lambda o: NullDrafter(), "nothing: plain decoding", drafts=False
@@ -126,6 +137,15 @@ DRAFTERS: dict[str, DrafterEntry] = {
         lambda o: Suffix(k=o.k, tree=True),
         "the same, as a tree of k nodes",
         reference="2411.04975",
+    ),
+    "lookup-tree": DrafterEntry(
+        _lookup_tree, "suffix-tree and ngram, as one tree of at most 2 k nodes"
+    ),
+    "suffix-or-model": DrafterEntry(
+        _suffix_or_model,
+        "suffix where it finds something, else a smaller model",
+        source=Source.MODEL,
+        uses=frozenset({"pick", "least"}),
     ),
     "draft-model": DrafterEntry(
         _draft_model,

@@ -107,6 +107,11 @@ class Suffix(struct.PyTreeNode):
         return self.k if self.tree else self.max_depth
 
     @property
+    def makes_trees(self) -> bool:
+        """Whether a draft may branch; its longest path may have ``k`` nodes too."""
+        return self.tree
+
+    @property
     def max_depth(self) -> int:
         """``k``, or what the suffix tree leaves behind a match of one token."""
         return min(self.k, self.max_tree_depth - 1)

@@ -25,6 +25,7 @@ from specjax.decoding.types import (
     Verdict,
     Window,
 )
+from specjax.drafters.simulated import check_rows, wrong_token
 
 NO_DRAFTS = -1
 """An entry of ``accepts`` for a round in which the row drafts nothing."""
@@ -70,11 +71,7 @@ class Forced(struct.PyTreeNode):
 
     def init(self, batch: int, capacity: int) -> jax.Array:
         """``[B]`` rounds so far."""
-        if batch != self.tokens.shape[1]:
-            raise ValueError(
-                f"the script has {self.tokens.shape[1]} rows, the batch {batch}: "
-                "see Forced.for_rows"
-            )
+        check_rows(self.tokens.shape[1], batch, "Forced")
         return jnp.zeros((batch,), jnp.int32)
 
     def propose(self, state: jax.Array, context: Context) -> tuple[Proposal, jax.Array]:
@@ -220,7 +217,7 @@ def _node_tokens(
     for node, parent in enumerate(shape.parents):
         depth = shape.depth(node)
         true = ahead[depth - 1] if depth <= len(ahead) else 0
-        wrong = (true + 1 + node % (vocab_size - 1)) % vocab_size
+        wrong = wrong_token(true, node, vocab_size)
         tokens[node] = wrong if parent in on_path and node not in right else true
     for twin, first in shape.twins:
         tokens[twin] = tokens[first]
