@@ -25,6 +25,7 @@ from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.mtp import MTPHead
 from specjax.drafters.mtp_modules import mtp_drafter
 from specjax.drafters.mtp_shared_choice import SharedChoiceHead, without_indexer
+from specjax.models.memory import with_recurrence
 from specjax.models.mixers.base import Aids, Chosen
 from specjax.models.recurrence import Ring, Snapshot
 from specjax.models.stack import rope_of, rotary_tables
@@ -255,20 +256,6 @@ class Unnormed(type(toy_llama().decoder.norm)):
 
 def before_norm(head: MTPHead) -> MTPHead:
     return BeforeNorm(ends=head.ends, module=head.module)
-
-
-def with_recurrence(decoder, strategy):
-    """The same parameters, with another way for accepted inputs to reach states."""
-
-    def changed(block):
-        config = block.mixer.body.config
-        if not hasattr(config, "recurrence"):
-            return block
-        config = dataclasses.replace(config, recurrence=strategy)
-        body = block.mixer.body.replace(config=config)
-        return block.replace(mixer=block.mixer.replace(body=body))
-
-    return decoder.replace(blocks=tuple(map(changed, decoder.blocks)))
 
 
 @pytest.mark.parametrize(
