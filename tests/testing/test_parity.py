@@ -162,6 +162,34 @@ def test_a_wrong_greedy_id_is_seen(llama):
     assert "prompt 1 differs from token 8 on" in report.note
 
 
+def test_what_a_head_says_is_compared(llama):
+    """Two runs of an MTP head, of which one is wrong in one number."""
+    arrays = {
+        "mtp_hidden": np.zeros((1, 39, 64), np.float32),
+        "mtp_logits": np.zeros((1, 39, 256), np.float32),
+        "mtp_draft_ids": np.ones((2, 4), np.int32),
+    }
+    right = {"mtp_draft_logits": np.zeros((2, 4, 256), np.float32)} | arrays
+    oracle = dataclasses.replace(llama.oracle, arrays=llama.oracle.arrays | arrays)
+
+    def against(run):
+        pair = None if run is None else (right, run)
+        report = compare(oracle, llama.run, llama.run, llama.checkpoint, pair)
+        return {n: s for n, s in statuses(report).items() if n.startswith("mtp_")}
+
+    assert against(right) == dict.fromkeys(arrays, "pass")
+    assert against(None) == dict.fromkeys(arrays, "not built")
+    for name, by in (
+        ("mtp_hidden", 6e-4),
+        ("mtp_logits", np.nan),
+        ("mtp_draft_ids", 1),
+    ):
+        wrong = arrays[name].copy()
+        wrong[0, 3] += np.asarray(by, wrong.dtype)
+        told = against(right | {name: wrong})
+        assert [n for n, status in told.items() if status == "FAIL"] == [name]
+
+
 def test_a_wrong_argmax_is_seen(llama):
     ids = llama.oracle["long_argmax"].copy()
     ids[0, 50] = (ids[0, 50] + 1) % 256
@@ -288,6 +316,18 @@ class TestArrays:
     def test_outputs_of_nothing(self, refused, llama, name, needed):
         kept = {n: a for n, a in llama.oracle.arrays.items() if n != needed}
         refused({name: llama.oracle[name], "long_argmax": np.ones((1, 1), int)} | kept)
+
+    @pytest.mark.parametrize(
+        ("shape", "said"),
+        [
+            ((1, 38, 256), "S-1 = 38"),
+            ((1, 39, 255), "V = 255"),
+            ((3, 39, 256), "M = 3, of 2"),
+        ],
+    )
+    def test_arrays_of_a_head(self, refused, llama, shape, said):
+        logits = np.zeros(shape, np.float32)
+        refused(llama.oracle.arrays | {"mtp_logits": logits}, "'mtp_logits'", said)
 
     def test_no_file_and_a_broken_one(self, llama, tmp_path):
         config = llama.checkpoint.config
