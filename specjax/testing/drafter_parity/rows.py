@@ -10,6 +10,7 @@ import numpy as np
 
 from specjax.decoding.interfaces import Tap
 from specjax.decoding.types import NO_TOKEN, Acceptance, Context, Sampling, Verdict
+from specjax.drafters.features import pairs_window
 
 
 def path(
@@ -38,8 +39,10 @@ def path(
 
 
 def taken_in(drafter: Any, state: Any, verdict: Verdict, acceptance: Acceptance) -> Any:
-    """The drafter's state after a path; heads do not look at the window it lay in."""
-    window: Any = None
+    """The drafter's state after a path. What else lay in the window does not matter to
+    heads, nor which tokens it read: a window of the path's own shape will do."""
+    start = jnp.zeros(acceptance.num_tokens.shape, jnp.int32)
+    window = pairs_window(acceptance, start)
     return drafter.observe(state, None, window, verdict, acceptance)
 
 
