@@ -35,8 +35,12 @@ def requests(tokens: int, temperature: float = 0.0) -> list[Request]:
 
 
 def engine(target: Decoder, drafter: Any, rule: Any, **options: Any) -> Engine:
-    made = {"prefill_width": 8, "rounds_per_call": 4, "capacity_at_least": 64}
-    made["widths"] = (drafter.max_nodes + 1,)
+    made: dict[str, Any] = {
+        "prefill_width": 8,
+        "rounds_per_call": 4,
+        "capacity_at_least": 64,
+        "widths": (drafter.max_nodes + 1,),
+    }
     return Engine(target, drafter, rule, EngineOptions(**(made | options)))
 
 
