@@ -14,14 +14,17 @@ from typing import Any
 from specjax.checkpoints import Checkpoint
 from specjax.checkpoints.drafters import load_part
 from specjax.checkpoints.mtp import load_mtp
+from specjax.checkpoints.vocabulary import vocabulary_between
 from specjax.cli import options as o
+from specjax.cli.console import stderr
 from specjax.cli.errors import UsageError
 from specjax.cli.own import drafter_entry
-from specjax.decoding.interfaces import Drafter
+from specjax.decoding.interfaces import Drafter, Target
 from specjax.drafters import DRAFTERS, DrafterEntry, DrafterOptions, Source
 from specjax.drafters.draft_tree import Siblings
 from specjax.drafters.drawing import Pick
 from specjax.drafters.ngram import LONGEST_MATCH
+from specjax.drafters.vocabulary import Translated
 from specjax.models.build import WeightType
 
 SHORT = {"draft": "draft-model", "tree": "draft-tree"}
@@ -179,7 +182,7 @@ class Workshop:
         if source is Source.MODEL:
             option = "--draft-model" if spec.where is None else f"--drafter {spec.name}"
             name = spec.where or self._draft.draft_model or ""
-            return load_draft_model(option, name, self._dtype, self._target).decoder
+            return load_draft_model(option, name, self._dtype, self._target)
         if source is Source.PART:
             return load_head(spec, self._dtype, self._target)
         if source is Source.TARGET:
@@ -211,22 +214,28 @@ def load_own_head(spec: Spec, dtype: str, target: Checkpoint) -> Any:
         raise UsageError(f"--drafter {spec.text}: {error}") from error
 
 
-def load_draft_model(
-    option: str, name: str, dtype: str, target: Checkpoint
-) -> Checkpoint:
-    """Load a draft model whose ids mean what the target's ids mean."""
+def load_draft_model(option: str, name: str, dtype: str, target: Checkpoint) -> Target:
+    """Load a draft model; one of another vocabulary is made to speak the target's."""
     draft = o.load_model(option, name, dtype)
     ours, theirs = target.decoder.vocab_size, draft.decoder.vocab_size
-    if ours != theirs:
+    ids, other = target.tokenizer, draft.tokenizer
+    if ids is None or other is None:
+        if ours == theirs:
+            return draft.decoder
         raise UsageError(
-            f"{option} {name} has a vocabulary of {theirs}, the target of {ours}: "
-            "they must share their token ids; choose a draft model of the same family"
+            f"{option} {name} has a vocabulary of {theirs}, the target of {ours}, and "
+            "without the tokenizers of both it is not known which tokens they share: "
+            "add tokenizer.json, or choose a draft model of the same family"
         )
-    if target.tokenizer is None or draft.tokenizer is None:
-        return draft
-    if target.tokenizer.tokens != draft.tokenizer.tokens:
-        raise UsageError(
-            f"{option} {name} has another tokenizer than the target: the same ids "
-            "are other tokens; choose a draft model of the same family"
-        )
-    return draft
+    if ours == theirs and ids.tokens == other.tokens:
+        return draft.decoder
+    try:
+        vocabulary = vocabulary_between(ids, other, ours, theirs)
+    except ValueError as error:
+        raise UsageError(f"{option} {name}: {error}") from error
+    stderr().print(
+        f"{option} {name} has another vocabulary than the target: it drafts the "
+        f"{vocabulary.shared} tokens that both have, of {ids.vocab_size}",
+        soft_wrap=True,
+    )
+    return Translated(draft.decoder, vocabulary)

@@ -149,7 +149,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
     ),
     "draft-model": DrafterEntry(
         _draft_model,
-        "a smaller model with the same tokenizer",
+        "a smaller model, best with the same tokenizer",
         source=Source.MODEL,
         uses=frozenset({"pick", "least"}),
         q="one-hot or drawn",

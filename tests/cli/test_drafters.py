@@ -45,6 +45,19 @@ def test_what_is_refused(text, said):
     assert said in str(caught.value) and text.split(":")[0] in str(caught.value)
 
 
+def test_a_draft_model_whose_ids_mean_something_else(run, model, other_tokenizer):
+    """Its drafts are translated, which is said; the output is the target's."""
+    common = ("generate", "--model", model, "--prompt", "abcabc", "--json", "--k", 3)
+    common += ("--max-tokens", 8)
+    other = run(*common, "--drafter", f"draft:{other_tokenizer}")
+    plain = run(*common, "--drafter", "none")
+    assert other.status == plain.status == 0
+    assert json.loads(other.out)["ids"] == json.loads(plain.out)["ids"]
+    assert json.loads(other.out)["stats"]["drafted"] > 0
+    assert "has another vocabulary than the target" in other.err
+    assert "the 255 tokens that both have, of 256" in other.err
+
+
 def test_a_draft_model_behind_the_colon(run, model):
     common = ("generate", "--model", model, "--prompt", "abcabc", "--json", "--k", 3)
     common += ("--max-tokens", 8)
