@@ -182,10 +182,9 @@ def test_a_drafted_token_is_drawn_from_the_law_that_is_told():
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_the_confidence_head_ends_a_draft_before_the_token_it_doubts(whole):
     part: DSpark = heads("dspark")
-    assert part.confidence is not None and part.confidence.proj.bias is not None
+    assert part.confidence is not None
     # this way round it is surest of the first slot
-    proj = part.confidence.proj
-    proj = proj.replace(weight=-proj.weight, bias=-proj.bias)
+    proj = jax.tree.map(jnp.negative, part.confidence.proj)
     part = part.replace(confidence=part.confidence.replace(proj=proj))
     asked = context([5, 9, 12])
     free = propose(BlockChain(part, 5), asked)
