@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.acceptance import Coupled, Greedy
+from specjax.acceptance import Coupled, Greedy, rejection
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import generate
 from specjax.decoding.requests import Request
 from specjax.decoding.types import Acceptance
 from specjax.decoding.windows import chunk_window
 from specjax.drafters import BlockChain, BlockTree, NullDrafter
-from specjax.drafters.block import DFlash
+from specjax.drafters.block import DFlash, DSpark
 from specjax.drafters.block.backbone import Backbone
 from specjax.drafters.drawing import Pick
+from specjax.drafters.length import Confidence
 from specjax.models.decoder import Decoder
 from specjax.models.stack import Block, canonical_mixers, mixers_of
 from specjax.testing.conformance import check_drafter
@@ -188,6 +189,60 @@ def test_after_every_round_the_context_is_the_committed_text_but_its_end(plain):
         start = len(prompt)
         ids = np.asarray(state.tokens)[row, start : start + 40]
         assert ids.tolist() == list(wanted.ids)
+
+
+@jax.jit
+def law_behind(target: Decoder, tokens: jax.Array) -> jax.Array:
+    """``[B, V]``: what the target says behind these rows of text."""
+    batch, width = tokens.shape
+    start = jnp.zeros((batch,), jnp.int32)
+    window = chunk_window(tokens, start, start + width, width)
+    verdict = target.verify(target.init(batch, width), window)
+    assert verdict.logits is not None
+    return jax.nn.softmax(verdict.logits[:, -1], axis=-1)
+
+
+def doubting(anchor: int) -> DSpark:
+    """A drafter that doubts behind every other token, but not behind the anchor."""
+    part: DSpark = toy_block("dspark", TOY.decoder)
+    assert part.markov is not None and part.confidence is not None
+    direction = part.markov.w1[anchor]
+    weight = jnp.zeros_like(part.confidence.proj.weight)
+    weight = weight.at[0, -part.markov.rank :].set(9.0 * direction)
+    proj = part.confidence.proj.replace(weight=weight, bias=jnp.zeros((1,)))
+    return part.replace(confidence=part.confidence.replace(proj=proj))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("doubts", [False, True])
+def test_drawn_drafts_leave_the_targets_law_wherever_they_end(doubts):
+    """Two thousand rows of one prompt: the first three tokens have the target's laws,
+    though drafts are often rejected, and often ended by the confidence head."""
+    target, count, prompt = TOY.decoder, 2000, (5, 17, 40, 3)
+    vocab, part = target.vocab_size, doubting(prompt[-1])
+    length = Confidence(0.5, whole=False) if doubts else None
+    drafter = BlockChain(part, 3, pick=Pick.DRAWN, length=length)
+    asked = [
+        Request(prompt_ids=prompt, max_tokens=3, temperature=1.0, seed=i)
+        for i in range(count)
+    ]
+    rows = generate(engine(target, drafter, rejection()), asked)
+    lengths = {row.rounds[0].drafted for row in rows}  # the last token needs no draft
+    assert lengths == ({1, 2} if doubts else {2})
+    assert {row.rounds[0].accepted for row in rows} == {0, 1, 2}
+    ids = np.asarray([row.ids for row in rows])
+    law = np.ones((1,))
+    texts = np.asarray([prompt])
+    for place in range(3):
+        behind = np.asarray(law_behind(target, jnp.asarray(texts, jnp.int32)))
+        joint = law[:, None] * behind
+        wanted = joint.sum(axis=0)
+        share = np.bincount(ids[:, place], minlength=vocab) / count
+        deviation = np.sqrt(wanted * (1 - wanted) / count)
+        assert np.all(np.abs(share - wanted) < 4.5 * deviation + 2 / count)
+        law = joint.reshape(-1)
+        last = np.tile(np.arange(vocab), len(texts))[:, None]
+        texts = np.concatenate([texts.repeat(vocab, axis=0), last], axis=1)
 
 
 @pytest.mark.full
