@@ -34,11 +34,13 @@ from specjax.decoding.types import (
 )
 from specjax.drafters.past_outputs import PastOutputs
 from specjax.drafters.suffix_counts import (
+    MOST,
     NOTHING,
     Counts,
     Places,
     count,
     find_places,
+    largest,
     match_lengths,
 )
 
@@ -239,7 +241,7 @@ class Suffix(struct.PyTreeNode):
         nodes = jnp.where(node, counts.behind, 0)
         budgets = jnp.asarray(self.budgets, jnp.int32)
         flat = nodes.reshape(batch, depths * size, lengths)
-        chosen = _best_length(_largest(flat, budgets, self.places), out_of)
+        chosen = _best_length(_sum_of_largest(flat, budgets, self.k), out_of)
         nodes = _at(nodes, chosen)
         latest = _latest(places, _at(counts.within, chosen))
         order = (
@@ -247,7 +249,7 @@ class Suffix(struct.PyTreeNode):
         )
         order = jnp.where(nodes > 0, order * text.shape[1] + latest, -1)
         order = order.reshape(batch, depths * size)
-        best = jax.lax.top_k(order, min(self.k, depths * size))[0]
+        best = largest(order, min(self.k, depths * size))
         best = jnp.pad(best, [(0, 0), (0, self.k - best.shape[1])], constant_values=-1)
         there, index = best >= 0, jnp.arange(self.k, dtype=jnp.int32)
         there = there & (index < budgets.at[chosen].get(mode="clip")[:, None])
@@ -271,19 +273,14 @@ def _best_length(won: Int[Array, "B M"], out_of: Int[Array, "B M"]) -> Int[Array
     return jnp.where(no_less, index, 0).max(axis=1)
 
 
-def _largest(
-    values: Int[Array, "B X M"], how_many: Int[Array, " M"], top: int
+def _sum_of_largest(
+    values: Int[Array, "B X M"], how_many: Int[Array, " M"], most: int
 ) -> Int[Array, "B M"]:
-    """The sum of the ``how_many`` largest of values from 0 to ``top``, per column."""
-    bound = jnp.zeros((values.shape[0], values.shape[2]), jnp.int32)
-    # the largest bound that at least so many values reach, bit by bit
-    for bit in reversed(range(top.bit_length())):
-        higher = bound + (1 << bit)
-        reach = (values >= higher[:, None]).sum(axis=1, dtype=jnp.int32)
-        bound = jnp.where(reach >= how_many, higher, bound)
-    above = values > bound[:, None]
-    rest = how_many - above.sum(axis=1, dtype=jnp.int32)
-    return jnp.where(above, values, 0).sum(axis=1, dtype=jnp.int32) + rest * bound
+    """The sum of the ``how_many`` (at most ``most``) largest values of each column."""
+    top = largest(values.swapaxes(1, 2), min(most, values.shape[1]))
+    index = jnp.arange(top.shape[2], dtype=jnp.int32)
+    counted = index < how_many[:, None]
+    return jnp.where(counted, top, 0).sum(axis=2, dtype=jnp.int32)
 
 
 def _latest(places: Places, within: Array) -> Int[Array, "B J C"]:
@@ -333,8 +330,8 @@ def _at(x: Shaped[Array, "B ... M"], chosen: Int[Array, " B"]) -> Array:
 
 
 def _check_size(size: int, places: int, nodes: int) -> None:
-    """Counts and places share an int32."""
-    if (places + 2) * max(nodes, 1) * size >= 2**31:
+    """Counts and places are ordered as one integer."""
+    if (places + 2) * max(nodes, 1) * size >= MOST:
         raise ValueError(
             f"places = {places} of a text of {size} tokens, with {nodes} nodes, are "
             "too many to order: lower places"

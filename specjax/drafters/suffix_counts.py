@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Int
 NOTHING = -1
 """Stands in texts and continuations where there is no token."""
 
+MOST = 2**31 - 2**24
+"""What ``largest`` can order."""
+
 
 class Places(struct.PyTreeNode):
     """Where the last tokens stand, sorted by what follows, place after place.
@@ -69,7 +72,7 @@ def find_places(
     """
     batch, size = match.shape
     order = match * size + jnp.arange(size, dtype=jnp.int32)
-    kept, _ = jax.lax.top_k(order, min(most, size))
+    kept = largest(order, min(most, size))
     ends, match = kept % size, kept // size
     steps = jnp.arange(1, longest + 1, dtype=jnp.int32)
     at = ends[:, None, :] + steps[:, None]  # [B, J, C]
@@ -86,6 +89,19 @@ def find_places(
     follows = jnp.stack(keys[1:], axis=1)
     starts, stops = _runs(follows)
     return Places(ends, match, follows, starts, stops)
+
+
+def largest(x: Int[Array, "*rows n"], k: int) -> Int[Array, "*rows k"]:
+    """The ``k`` largest integers from -1 to ``MOST``, in order.
+
+    As floats, of which XLA's CPU backend finds the largest in a tenth of the time:
+    positive floats are ordered as their bits are. The first normal float stands for -1,
+    as smaller ones may be taken for zero.
+    """
+    first = jnp.int32(2**23 + 1)
+    floats = jax.lax.bitcast_convert_type(x + first, jnp.float32)
+    found, _ = jax.lax.top_k(floats, k)
+    return jax.lax.bitcast_convert_type(found, jnp.int32) - first
 
 
 def _runs(

@@ -15,6 +15,7 @@ from specjax.decoding.types import Context, Proposal, Sampling
 from specjax.drafters import DRAFTERS, DrafterOptions, NullDrafter
 from specjax.drafters.past_outputs import PastOutputs
 from specjax.drafters.suffix import Suffix
+from specjax.drafters.suffix_counts import MOST, largest
 from specjax.testing.conformance import check_drafter
 from specjax.testing.markov import markov
 from specjax.testing.toys import toy_llama
@@ -282,6 +283,19 @@ def test_drafts_fit_the_room_that_is_left(room):
 def test_settings_that_make_no_sense_are_refused(fields, problem):
     with pytest.raises(ValueError, match=problem):
         Suffix(**fields)
+
+
+def test_more_places_than_can_be_ordered_are_refused():
+    with pytest.raises(ValueError, match="lower places"):
+        Suffix(k=8, places=2**24).propose(None, context_of([[1, 2, 1]] * B))
+
+
+def test_integers_are_ordered_as_floats_to_both_ends():
+    draw = np.random.default_rng(0)
+    some = draw.integers(-1, MOST, 40, np.int64)
+    values = np.concatenate([some, [-1, 0, 1, 2, MOST - 1, MOST, 2**23, 2**24 + 1]])
+    got = largest(jnp.asarray(values[None], jnp.int32), len(values))
+    assert got[0].tolist() == sorted(values.tolist(), reverse=True)
 
 
 def test_a_longer_factor_never_lowers_the_budget():
