@@ -302,4 +302,5 @@ def test_the_registry_builds_them():
     ],
 )
 def test_conformance(drafter):
-    check_drafter(drafter, toy_llama()).assert_ok()
+    widths = (drafter.max_nodes + 1,)
+    check_drafter(drafter, toy_llama(), Coupled(), widths=widths).assert_ok()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.acceptance import Coupled
 from specjax.checkpoints import Checkpoint, load
 from specjax.checkpoints.drafters import load_part, save_part
 from specjax.checkpoints.errors import CheckpointError
@@ -291,5 +292,6 @@ def test_conformance(tree):
     # a fresh head says what the target said last: right now and then
     first = heads.heads[0].replace(out=toy.decoder.ends.head)
     heads = MedusaHeads((first, *heads.heads[1:]))
-    drafter = MedusaTree(heads, full((6, 3))) if tree else MedusaChain(heads, 2)
-    check_drafter(drafter, toy).assert_ok()
+    drafter = MedusaTree(heads, full((4, 1))) if tree else MedusaChain(heads, 2)
+    widths = (drafter.max_nodes + 1,)
+    check_drafter(drafter, toy, Coupled(), widths=widths).assert_ok()

@@ -118,6 +118,11 @@ def test_conformance():
         return Simulated.of(prompts, outputs, ALPHAS, toy.decoder.vocab_size)
 
     case = Case.plant(
-        planted, target=toy.decoder, rule=Greedy(), requests=requests, toy=toy
+        planted,
+        target=toy.decoder,
+        rule=Greedy(),
+        requests=requests,
+        toy=toy,
+        widths=(len(ALPHAS) + 1,),
     )
     Report(tuple(find(check, case, "simulated") for check in CHECKS)).assert_ok()

@@ -183,4 +183,4 @@ def test_conformance():
     theirs = [f"w{i}" for i in range(20, 70)]
     vocabulary = match(ours, theirs, len(ours), len(theirs), stand_in=7)
     drafter = DraftModel(Translated(other.decoder, vocabulary), 3)
-    check_drafter(drafter, toy).assert_ok()
+    check_drafter(drafter, toy, Coupled(), widths=(4,)).assert_ok()
