@@ -15,6 +15,7 @@ from specjax.drafters.block import BlockChain, BlockTree, DFlash, DFlash2, DSpar
 from specjax.drafters.block.dflash2 import DynamicConvolution
 from specjax.drafters.drawing import Pick
 from specjax.drafters.length import Confidence
+from specjax.models.build import WeightType
 from specjax.models.linear import Linear
 from specjax.testing.toy_blocks import toy_block
 from specjax.testing.toys import toy_llama
@@ -293,6 +294,25 @@ def test_a_smaller_vocabulary_is_told_in_the_target_s():
     assert set(np.asarray(proposal.tokens).ravel()) <= set(np.asarray(ids).tolist())
     finite = np.isfinite(np.asarray(proposal.log_q)[:, :4]).any(axis=(0, 1))
     assert set(np.flatnonzero(finite)) == set(np.asarray(ids).tolist())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weights", [WeightType.BFLOAT16, WeightType.INT8])
+@pytest.mark.parametrize("method", ["dflash", "dflash2", "dspark"])
+def test_narrow_weights_draft_about_the_same(method, weights):
+    narrow = toy_block(method, toy_llama(weights=weights).decoder, weights=weights)
+    lengths = jnp.asarray([4, 8], jnp.int32)
+    got, wanted = (
+        np.asarray(slots_of(part, lengths))
+        for part in (narrow, toy_block(method, TARGET))
+    )
+    error = np.abs(got - wanted).mean() / np.abs(wanted).mean()
+    assert 0 < error < 0.1
+    proposal = propose(
+        BlockChain(narrow, 4, pick=Pick.DRAWN), context([5, 9], warm=1.0)
+    )
+    laws = np.exp(np.asarray(proposal.log_q)[:, :4])
+    np.testing.assert_allclose(laws.sum(axis=-1), 1.0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
