@@ -21,6 +21,7 @@ from specjax.drafters.drawing import Pick
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.mtp import MTPModules
 from specjax.drafters.mtp_modules import ModuleChain, mtp_drafter
+from specjax.testing.conformance import check_drafter
 from specjax.testing.toy_mtp import toy_mtp
 from specjax.testing.toys import toy_llama
 
@@ -167,3 +168,9 @@ def test_tokens_are_those_of_plain_decoding(temperature, rule):
     assert [c.ids for c in got] == [c.ids for c in plain]
     assert got[1].rounds[0].drafted == 0  # one token, no pair
     assert got[2].rounds[0].drafted == 3 and got[0].rounds[0].drafted == 4
+
+
+@pytest.mark.full
+def test_the_contracts():
+    drafter = ModuleChain(MTPModules(HEADS[:2]), 3)
+    check_drafter(drafter, TOY, Coupled()).assert_ok()
