@@ -1,14 +1,15 @@
-"""A draft model that drafts a tree of a fixed shape, level by level."""
+"""Trees of a fixed shape, level by level, from a draft model or from a head."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.argmax import first_argmax
 from specjax.decoding.interfaces import ProposalLaw
@@ -21,7 +22,10 @@ from specjax.decoding.types import (
     Verdict,
     Window,
 )
+from specjax.drafters.chain import Said
 from specjax.drafters.drawing import draft_noise
+from specjax.drafters.features import HeadState, OwnHead, anchor_window, safe_rows
+from specjax.drafters.guessing import guessing
 from specjax.drafters.model_state import (
     DraftModelState,
     OwnModel,
@@ -29,6 +33,9 @@ from specjax.drafters.model_state import (
     drafts_window,
     safe_logits,
 )
+
+Read = Callable[[list[int], jax.Array], Laws]
+"""The nodes of all levels so far, and the tokens ``[B, N]`` -> the laws behind them."""
 
 
 class Siblings(enum.Enum):
@@ -51,20 +58,17 @@ class Siblings(enum.Enum):
         }[self]
 
 
-class DraftTree(OwnModel):
-    """The nodes of ``tree``, from a model that reads all levels above in one window.
+class StaticTree(struct.PyTreeNode):
+    """The part of a drafter that is the same whatever network says the laws."""
 
-    One pass a level. With a chain and ``BEST`` it is a greedy ``DraftModel``.
-    """
-
-    name = "draft-tree"
     tree: Tree = struct.field(pytree_node=False)
     siblings: Siblings = struct.field(pytree_node=False, default=Siblings.BEST)
 
     def __post_init__(self) -> None:
         if isinstance(self.tree, Tree) and self.tree.num_nodes == 0:
             raise ValueError("a draft tree needs at least one node")
-        vocab = getattr(self.model, "vocab_size", None)
+        network = getattr(self, "model", None) or getattr(self, "head", None)
+        vocab = getattr(network, "vocab_size", None)
         if isinstance(self.tree, Tree) and isinstance(vocab, int):
             self._check_siblings(vocab)
 
@@ -86,23 +90,22 @@ class DraftTree(OwnModel):
         """The tree's depth."""
         return self.tree.max_depth
 
-    def propose(
-        self, state: DraftModelState, context: Context
-    ) -> tuple[Proposal, DraftModelState]:
-        """Catch up with the committed tokens, then grow the tree by levels."""
+    def draft(
+        self, context: Context, ready: Bool[Array, " B"], first: Said, read: Read
+    ) -> Proposal:
+        """Grow the tree by levels in every row that is ``ready``."""
         batch, nodes = context.lengths.shape[0], self.max_nodes
-        # a round may commit a path and one more token
-        pass_ = catch_up(self.model, state, context, self.max_depth + 1)
-        width = pass_.window.width
-        laws = self._laws(pass_.verdict, pass_.window, context, counted=width)
         tokens = jnp.zeros((batch, nodes), jnp.int32)
         log_q = None
         if self.siblings is not Siblings.BEST:
-            log_q = jnp.zeros((batch, nodes + 1, self.vocab_size), jnp.float32)
-        tokens, log_q = self._children(ANCHOR, laws, pass_.last, tokens, log_q, context)
+            vocab = first.laws.logits.shape[-1]
+            log_q = jnp.zeros((batch, nodes + 1, vocab), jnp.float32)
+        tokens, log_q = self._children(
+            ANCHOR, first.laws, first.rows, tokens, log_q, context
+        )
         for depth in range(1, self.max_depth):
             above = [node for level in self.tree.levels[:depth] for node in level]
-            laws = self._pass(pass_.state, np.array(above), tokens, context)
+            laws = read(above, tokens)
             for node in self.tree.levels[depth - 1]:
                 if self.tree.children(node):
                     row = jnp.full((batch,), above.index(node), jnp.int32)
@@ -113,30 +116,20 @@ class DraftTree(OwnModel):
             jnp.array(self.tree.parents, jnp.int32), tokens.shape
         )
         # the last token a row has room for needs no draft
-        count = jnp.where(context.room > 1, nodes, 0).astype(jnp.int32)
-        return Proposal(tokens, parents, count, log_q), pass_.state
+        count = jnp.where(ready & (context.room > 1), nodes, 0).astype(jnp.int32)
+        return Proposal(tokens, parents, count, log_q)
 
-    def _pass(
+    def window_of(
         self,
-        state: DraftModelState,
-        above: np.ndarray,
+        above: list[int],
         tokens: Int[Array, "B N"],
-        context: Context,
-    ) -> Laws:
-        """One pass over the nodes that are there."""
-        mask = self.tree.ancestors[1:, 1:][np.ix_(above, above)]
+        lengths: Int[Array, " B"],
+    ) -> Window:
+        """Nodes that are there, behind ``lengths`` rows of the network's."""
+        index = np.array(above)
+        mask = self.tree.ancestors[1:, 1:][np.ix_(index, index)]
         valid = jnp.ones((len(above),), bool)
-        window = drafts_window(
-            tokens[:, above], jnp.asarray(mask), valid, state.lengths
-        )
-        verdict = self.model.verify(state.model, window)
-        return self._laws(verdict, window, context, counted=0)
-
-    def _laws(
-        self, verdict: Verdict, window: Window, context: Context, *, counted: int
-    ) -> Laws:
-        logits = safe_logits(verdict)
-        return Laws(logits, window, context.sampling, context.counts, counted)
+        return drafts_window(tokens[:, index], jnp.asarray(mask), valid, lengths)
 
     def _children(
         self,
@@ -187,3 +180,63 @@ def _best(scores: Float[Array, "B V"], ranks: tuple[int, ...]) -> Int[Array, "B 
         return first_argmax(scores)[:, None]
     _, ids = jax.lax.top_k(scores, max(ranks) + 1)
     return ids[:, np.array(ranks)].astype(jnp.int32)
+
+
+class DraftTree(StaticTree, OwnModel):
+    """The nodes of ``tree``, from a model that reads all levels above in one window.
+
+    One pass a level. With a chain and ``BEST`` it is a greedy ``DraftModel``.
+    """
+
+    name = "draft-tree"
+
+    def propose(
+        self, state: DraftModelState, context: Context
+    ) -> tuple[Proposal, DraftModelState]:
+        """Catch up with the committed tokens, then grow the tree."""
+        # a round may commit a path and one more token
+        pass_ = catch_up(self.model, state, context, self.max_depth + 1)
+
+        def laws_of(verdict: Verdict, window: Window, counted: int) -> Laws:
+            logits = safe_logits(verdict)
+            return Laws(logits, window, context.sampling, context.counts, counted)
+
+        def read(above: list[int], tokens: jax.Array) -> Laws:
+            window = self.window_of(above, tokens, pass_.state.lengths)
+            return laws_of(self.model.verify(pass_.state.model, window), window, 0)
+
+        first = laws_of(pass_.verdict, pass_.window, pass_.window.width)
+        ready = jnp.ones(context.room.shape, bool)
+        proposal = self.draft(context, ready, Said(first, pass_.last), read)
+        return proposal, pass_.state
+
+
+class HeadTree(StaticTree, OwnHead):
+    """The nodes of ``tree``, from a ``FeatureHead``: a row reads its parent's output in
+    the place of the target's hidden state. A row without a pair drafts nothing.
+
+    With a chain and ``BEST`` it is a greedy ``HeadChain``.
+    """
+
+    name = "head-tree"
+
+    def propose(self, state: HeadState, context: Context) -> tuple[Proposal, None]:
+        """Grow the tree from the last committed pair."""
+        head, handed = guessing(self.head, state.own), {ANCHOR: state.out}
+
+        def laws_of(logits: jax.Array, window: Window, counted: int) -> Laws:
+            rows = safe_rows(logits)
+            return Laws(rows, window, context.sampling, context.counts, counted)
+
+        def read(above: list[int], tokens: jax.Array) -> Laws:
+            window = self.window_of(above, tokens, state.lengths)
+            hidden = [handed[self.tree.parents[node]] for node in above]
+            out, _ = head.run(jnp.stack(hidden, axis=1), window, state.own)
+            for row, node in enumerate(above):
+                handed[node] = out[:, row].astype(state.out.dtype)
+            return laws_of(head.logits(out), window, 0)
+
+        logits = head.logits(state.out[:, None])
+        first = laws_of(logits, anchor_window(context), 1)
+        zeros = jnp.zeros(state.lengths.shape, jnp.int32)
+        return self.draft(context, state.lengths > 0, Said(first, zeros), read), None

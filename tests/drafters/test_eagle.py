@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,8 @@ def knowing(noise: float = 0.0):
     """
     decoder = toy_llama(1, num_hidden_layers=1).decoder
     [block] = decoder.blocks
+    assert block.mixer is not None
+    unnormed: Any = AsItIs()
     rows = decoder.embedding
     rows = rows * jax.lax.rsqrt(jnp.mean(rows**2, axis=-1, keepdims=True))
     config = dataclasses.replace(block.mixer.body.config, reach=REACH)
@@ -172,7 +175,7 @@ def knowing(noise: float = 0.0):
     head = Eagle1Head(
         ends=Ends(embedding=rows, head=decoder.head.replace(weight=rough)),
         fc=Linear(jnp.eye(size, 2 * size, dtype=jnp.float32)),
-        blocks=(Block(Sublayer(AsItIs(), mixer), block.feedforward),),
+        blocks=(Block(Sublayer(unnormed, mixer), block.feedforward),),
         max_positions=512,
     )
     return target, head

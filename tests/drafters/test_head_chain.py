@@ -17,8 +17,10 @@ from specjax.decoding.generate import generate
 from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.requests import Request
 from specjax.decoding.round import context_of
+from specjax.decoding.trees import chain, full
 from specjax.decoding.types import Verdict
 from specjax.drafters import NullDrafter
+from specjax.drafters.draft_tree import DraftTree, HeadTree
 from specjax.drafters.drawing import Pick
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
 from specjax.drafters.head_chain import HeadChain
@@ -259,13 +261,24 @@ def test_a_dynamic_tree_keeps_more_than_its_chain_and_changes_nothing():
 
 def test_a_tree_of_one_child_a_node_is_the_chain_penalties_and_bias_included():
     settings = {"frequency_penalty": 1.5, "logit_bias": {3: -9.0}}
-    tree = proposal_of(HeadDynamicTree(NOISY, 1, K, K), **settings)
-    chain = proposal_of(HeadChain(NOISY, K, pick=Pick.BEST), **settings)
+    grown = proposal_of(HeadDynamicTree(NOISY, 1, K, K), **settings)
+    fixed = proposal_of(HeadTree(NOISY, chain(K)), **settings)
+    wanted = proposal_of(HeadChain(NOISY, K, pick=Pick.BEST), **settings)
     bare = proposal_of(HeadChain(NOISY, K, pick=Pick.BEST))
     for row in (0, 2):
-        assert tree.tokens[row].tolist() == chain.tokens[row].tolist()
-        assert 3 not in chain.tokens[row].tolist()
-    assert chain.tokens.tolist() != bare.tokens.tolist()
+        assert grown.tokens[row].tolist() == wanted.tokens[row].tolist()
+        assert fixed.tokens[row].tolist() == wanted.tokens[row].tolist()
+        assert 3 not in wanted.tokens[row].tolist()
+    assert fixed.num_nodes.tolist() == wanted.num_nodes.tolist() == [K, 0, K]
+    assert wanted.tokens.tolist() != bare.tokens.tolist()
+
+
+def test_a_tree_of_fixed_shape_is_the_one_of_a_model_with_the_same_law():
+    tree = full((2, 2, 1))
+    ours = proposal_of(HeadTree(NOISY, tree))
+    models = proposal_of(DraftTree(PairTarget(NOISY.table), tree))
+    for row in (0, 2):
+        assert ours.tokens[row].tolist() == models.tokens[row].tolist()
 
 
 def test_tokens_that_a_head_cannot_say_are_no_nodes():
