@@ -96,7 +96,9 @@ def test_what_cannot_be_matched_is_refused(fields, problem):
         match(given.pop("target"), given.pop("draft"), 2, 2, **given)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.9]
+)
 def test_the_target_in_other_ids_is_always_right(temperature):
     model, vocabulary = permuted()
     translated = Translated(model, vocabulary)
