@@ -124,7 +124,8 @@ def delta_step(
     """The recurrence itself, for one token: its output and the state after it."""
     share = state.shape[1] // k.shape[1]
     q, k = jnp.repeat(q, share, axis=1), jnp.repeat(k, share, axis=1)
-    state = jnp.exp(per_channel(log_decay[:, None])[:, 0])[..., None] * state
+    decay = per_channel(log_decay[:, None])[:, 0]
+    state = _exp_by_channel(decay, k.shape[2])[..., None] * state
     update = v
     if beta is not None:
         update = beta[..., None] * (v - dot("bhk,bhkv->bhv", k, state))
@@ -161,10 +162,19 @@ def _weighted(
     """
     decay = per_channel(rows.log_decay)
     total = jnp.sum(decay, axis=1)
-    # By channel even where there is one a head. XLA's CPU backend takes what is left of
-    # an array behind its last whole vector by other code, which rounds otherwise: with
-    # a few heads, the last row of a batch then had bits of its own.
-    total = jnp.broadcast_to(total, (*total.shape[:2], rows.k.shape[3]))
-    total = jnp.exp(jax.lax.optimization_barrier(total))[..., None]
+    total = _exp_by_channel(total, rows.k.shape[3])[..., None]
     keys = jnp.repeat(rows.k, heads // rows.k.shape[2], axis=2)
     return total, (keys * jnp.exp(decays_after(decay))).swapaxes(1, 2)
+
+
+def _exp_by_channel(
+    decay: Float[Array, "B H dk_or_1"], dim: int
+) -> Float[Array, "B H dk"]:
+    """``exp``, worked out by channel even where there is one decay a head.
+
+    XLA's CPU backend takes what is left of an array behind its last whole vector by
+    other code, which rounds otherwise: with a few heads, the last row of a batch then
+    had bits of its own.
+    """
+    wide = jnp.broadcast_to(decay, (*decay.shape[:2], dim))
+    return jnp.exp(jax.lax.optimization_barrier(wide))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from specjax.models.config import MoEConfig
 from specjax.models.feedforward import dispatch
-from specjax.models.feedforward.activations import relu2
+from specjax.models.feedforward.activations import relu2, sigmoid, silu
 from specjax.models.feedforward.router import Routes
 from specjax.models.linear import StackedLinear
 
@@ -76,9 +76,9 @@ def activation(
         return relu2(hidden)
     gate, up = jnp.split(hidden, 2, axis=-1)
     if config.kind == "gated":
-        return jax.nn.silu(gate) * up
+        return silu(gate) * up
     # gpt-oss: a minimum passes a NaN on
     assert config.limit is not None, "clamped experts have a limit"
     gate = jnp.minimum(gate, config.limit)
     up = jnp.clip(up, -config.limit, config.limit)
-    return (up + 1.0) * gate * jax.nn.sigmoid(config.slope * gate)
+    return (up + 1.0) * gate * sigmoid(config.slope * gate)

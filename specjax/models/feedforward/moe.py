@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from specjax.models.config import MoEConfig
+from specjax.models.feedforward.activations import sigmoid
 from specjax.models.feedforward.experts import Experts
 from specjax.models.feedforward.gated_mlp import GatedMLP
 from specjax.models.feedforward.plain_mlp import PlainMLP
@@ -48,4 +48,4 @@ class MoE(struct.PyTreeNode):
         y = self.shared(x)
         if self.shared_gate is None:
             return y
-        return y * jax.nn.sigmoid(self.shared_gate(x))
+        return y * sigmoid(self.shared_gate(x))

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.axes import EMBED, EXPERT, Axes
 from specjax.models.config import RouterConfig
+from specjax.models.feedforward.activations import sigmoid, softmax
 
 
 class Routes(NamedTuple):
@@ -68,14 +69,14 @@ class Router(struct.PyTreeNode):
 
 def _scores(config: RouterConfig, logits: Float[Array, "R E"]) -> Float[Array, "R E"]:
     if config.kind == "softmax":
-        return jax.nn.softmax(logits, axis=-1)
+        return softmax(logits)
     if config.kind == "sigmoid":
-        return jax.nn.sigmoid(logits)
+        return sigmoid(logits)
     return logits
 
 
 def _weights(config: RouterConfig, chosen: Float[Array, "R k"]) -> Float[Array, "R k"]:
-    weights = jax.nn.softmax(chosen, axis=-1) if config.kind == "chosen" else chosen
+    weights = softmax(chosen) if config.kind == "chosen" else chosen
     if config.normalize:
         total = jnp.sum(weights, axis=-1, keepdims=True)
         weights = weights / (total + config.epsilon)

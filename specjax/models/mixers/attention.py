@@ -13,6 +13,7 @@ from pallas_kernels.window_attention.api import (
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.axes import BATCH, HEAD_DIM, KV_HEADS, TIME
 from specjax.models.config import AttentionConfig
+from specjax.models.feedforward.activations import sigmoid
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.caches import (
@@ -127,7 +128,7 @@ class Attention(struct.PyTreeNode):
             softcap=config.softcap,
         ).reshape(*x.shape[:2], -1)
         if self.gate is not None:
-            mixed = mixed * jax.nn.sigmoid(self.gate(x))
+            mixed = mixed * sigmoid(self.gate(x))
         return self.out(mixed), added
 
     def keys_values(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.config import GatedDeltaConfig
-from specjax.models.feedforward.activations import activate
+from specjax.models.feedforward.activations import activate, sigmoid, silu, softplus
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import (
@@ -89,7 +89,7 @@ class GatedDelta(struct.PyTreeNode):
         inputs, beta, decay = self.qkv(x), self.beta(x), self.decay(x)
         sound = window.valid & usable_rows(inputs, beta, decay)
         inputs = silent_rows(inputs, sound)
-        mixed = jax.nn.silu(convolve(inputs, window, state.inputs, self.taps))
+        mixed = silu(convolve(inputs, window, state.inputs, self.taps))
         sound = sound & usable_rows(mixed)
         q, k, v = self._heads(silent_rows(mixed, sound))
         y, added = config.recurrence.read(
@@ -98,7 +98,7 @@ class GatedDelta(struct.PyTreeNode):
             k,
             v,
             silent_rows(self._log_decay(decay), sound),
-            silent_rows(jax.nn.sigmoid(beta), sound),
+            silent_rows(sigmoid(beta), sound),
             window.ancestors,
         )
         y = self.norm(y) * activate(config.gate, self.gate(x)).reshape(y.shape)
@@ -133,8 +133,8 @@ class GatedDelta(struct.PyTreeNode):
             rate = rate[:, None]
         raw = raw.reshape(*raw.shape[:2], *self.decay_bias.shape) + self.decay_bias
         if floor is None:
-            return -rate * jax.nn.softplus(raw)
-        return floor * jax.nn.sigmoid(rate * raw)
+            return -rate * softplus(raw)
+        return floor * sigmoid(rate * raw)
 
     def _heads(
         self, mixed: Float[Array, "B W C"]

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.config import Mamba2Config
+from specjax.models.feedforward.activations import silu, softplus
 from specjax.models.linear import Linear
 from specjax.models.mixers.base import Aids
 from specjax.models.mixers.convolution import (
@@ -79,10 +80,10 @@ class Mamba2(struct.PyTreeNode):
         sound = window.valid & usable_rows(inputs, steps)
         inputs = silent_rows(inputs, sound)
         mixed = convolve(inputs, window, state.inputs, self.taps, self.conv_bias)
-        mixed = jax.nn.silu(mixed)
+        mixed = silu(mixed)
         sound = sound & usable_rows(mixed)
         values, written, read = self._heads(silent_rows(mixed, sound))
-        steps = silent_rows(jax.nn.softplus(steps + self.step_bias), sound)
+        steps = silent_rows(softplus(steps + self.step_bias), sound)
         y, added = self.config.recurrence.read(
             state.memory,
             read,
@@ -93,7 +94,7 @@ class Mamba2(struct.PyTreeNode):
             window.ancestors,
         )
         y = (y + self.skip[:, None] * values).reshape(*x.shape[:2], -1)
-        y = self.norm(y * jax.nn.silu(self.gate(x)))
+        y = self.norm(y * silu(self.gate(x)))
         y = flag_rows(self.out(y), window.valid & ~sound)
         return y, LayerWindow(memory=added, inputs=inputs)
 
