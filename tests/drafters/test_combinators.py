@@ -261,7 +261,7 @@ def test_caps_below_one_are_refused():
             Cascade(
                 (
                     Capped(DraftModel(MODEL, 3, pick=Pick.DRAWN), max_context=12),
-                    DraftModel(markov(6, V), 3, pick=Pick.DRAWN),
+                    DraftModel(TARGET, 3, pick=Pick.DRAWN),
                 )
             ),
             RULES["rejection"].build(),
