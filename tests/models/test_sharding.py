@@ -88,17 +88,26 @@ def same_tokens(toy: str, sizes: dict[str, int]) -> None:
     state = shard_state(spread.start(REQUESTS), mesh)
     devices = {len(x.sharding.device_set) for x in jax.tree.leaves(state)}
     assert devices == {mesh.size}
-    gathers_no_cache(spread, state)
+    if all(sizes.get("tensor", 1) <= heads for heads in kv_heads(decoder)):
+        gathers_no_cache(spread, state)
     np.testing.assert_array_equal(finish(spread, state), wanted)
 
 
+def kv_heads(decoder) -> list[int]:
+    """Of the layers that keep heads: a mesh with more devices replicates them, and XLA
+    may then work out a part on each and put the cache together again every round."""
+    mixers = [block.mixer for block in decoder.config.blocks]
+    return [m.num_kv_heads for m in mixers if hasattr(m, "num_kv_heads")]
+
+
 def gathers_no_cache(engine: Engine, state) -> None:
-    """No all-gather in the rounds makes anything as large as a part of a cache."""
-    parts = [
-        math.prod(x.sharding.shard_shape(x.shape))
-        for x in jax.tree.leaves(state.target.blocks)
-        if x.ndim == 4
-    ]
+    """No all-gather in the rounds makes anything as large as a part of a cache.
+
+    What has a cache's slots on its last axis is scores: those of an indexer are
+    gathered, because the largest are found by a call that XLA does not divide.
+    """
+    caches = [x for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
+    parts = [math.prod(x.sharding.shard_shape(x.shape)) for x in caches]
     program = run_rounds.lower(
         engine.target,
         engine.drafter,
@@ -108,9 +117,11 @@ def gathers_no_cache(engine: Engine, state) -> None:
         max_rounds=2,
         kinds=engine.kinds,
     ).compile()
-    caches = [n for n in parts if n > 2000]
+    large = [n for n in parts if n > 2000]
     for line in program.as_text().splitlines():
         found = re.search(r"= \w+\[([\d,]+)\]\S* all-gather", line)
-        if found is not None and caches:
-            size = math.prod(map(int, found[1].split(",")))
-            assert size < min(caches), line
+        if found is None or not large:
+            continue
+        shape = list(map(int, found[1].split(",")))
+        if shape[-1] < state.capacity:
+            assert math.prod(shape) < min(large), line
