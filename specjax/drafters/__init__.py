@@ -1,7 +1,20 @@
 """Drafters, one a file, and the registry that names them.
 
 A new drafter is one file here and one line in ``DRAFTERS``; from outside the package,
-``register``.
+``register``. Where things are:
+
+- looked up: ``ngram``, ``suffix`` (with ``suffix_counts``, ``suffix_drafts``), and
+  ``past_outputs``, a store that may be shared;
+- a model of its own: ``draft_model``, ``draft_tree``, ``dynamic_tree`` (EAGLE-2's, for
+  heads too), ``model_state``, and ``vocabulary`` for models of other tokens;
+- heads over (hidden state, next token) pairs: ``features`` is what they have in common,
+  ``head_chain`` drafts with them, ``eagle`` and ``mtp`` (``mtp_modules``,
+  ``mtp_shared_choice``) are the networks; ``medusa`` needs no memory;
+- heads that fill in blocks: ``block``;
+- drafters of drafters: ``cascade``, ``merged``, ``capped``, and ``simulated``, which
+  accepts as often as it is told;
+- what several share: ``chain`` grows a chain, ``drawing`` picks tokens, ``length``
+  stops early, ``layouts`` reads what is published.
 """
 
 from __future__ import annotations
