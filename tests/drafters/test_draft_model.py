@@ -60,12 +60,12 @@ def test_a_target_that_drafts_for_itself_is_accepted_to_the_last_token(
     model = DECODERS[kind]
     asked = [
         dataclasses.replace(request, temperature=temperature)
-        for request, temperature in zip(requests(0.0, 200), temperatures, strict=True)
+        for request, temperature in zip(requests(0.0, 300), temperatures, strict=True)
     ]
     rows = generate(engine(model, DraftModel(model, K), max(temperatures)), asked)
     for row in rows:
-        assert len(row.ids) == 200 and len(set(row.ids)) > 5
-        # 40 rounds of four drafts and a bonus: in the last 50 as in the first
+        assert len(row.ids) == 300 and len(set(row.ids)) > 5
+        # 60 rounds of four drafts and a bonus: in the last 50 as in the first
         assert {(r.drafted, r.accepted, r.committed) for r in row.rounds} == {(4, 4, 5)}
 
 
