@@ -17,7 +17,11 @@ from specjax.decoding.types import Acceptance, Verdict
 from specjax.drafters import DRAFTERS, DrafterOptions, NullDrafter
 from specjax.drafters.eagle.parallel import with_slots
 from specjax.drafters.features import pairs_window
-from specjax.models.build import WeightType
+from specjax.drafters.layouts import Host, p_eagle
+from specjax.drafters.layouts.eagle3 import NESTED
+from specjax.models.build import Builder, WeightType
+from specjax.testing.conformance import check_drafter
+from specjax.testing.toys import RandomReader, toy_llama
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 K = 5
@@ -112,3 +116,30 @@ def test_it_changes_no_token_and_a_prompt_of_one_token_waits_a_round(loaded):
     assert [row.ids for row in rows] == [row.ids for row in plain]
     assert [row.rounds[0].drafted for row in rows] == [K, 0]
     assert rows[1].rounds[1].drafted == K
+
+
+class Random(RandomReader):
+    """Of a checkpoint that stores neither an embedding nor a draft vocabulary."""
+
+    def has(self, name):
+        return name not in ("d2t", "embed_tokens.weight")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_contracts_hold():
+    toy = toy_llama()
+    target = toy.decoder
+    sizes = ("hidden_size", "intermediate_size", "vocab_size", "head_dim")
+    heads = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    others = ("rms_norm_eps", "max_position_embeddings")
+    raw = {
+        NESTED: {name: toy.config[name] for name in sizes + heads + others},
+        "draft_vocab_size": target.vocab_size,
+        "mask_token_id": target.vocab_size - 1,
+        "eagle_aux_hidden_state_layer_ids": [0, 1],
+    }
+    host = Host(target.config, target.ends, target.norm)
+    part = p_eagle.build(raw, Builder(Random(7), WeightType.FLOAT32), host)
+    drafter = DRAFTERS["p-eagle"].build(DrafterOptions(k=4, part=part))
+    check_drafter(drafter, toy, Coupled()).assert_ok()
