@@ -15,6 +15,8 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.load import Checkpoint, resolve
 from specjax.checkpoints.quantised import open_reader
 from specjax.checkpoints.tokenizer_files import read_config
+from specjax.decoding.interfaces import Drafter
+from specjax.drafters import DRAFTERS, DrafterOptions
 from specjax.drafters.layouts import LAYOUTS, Host, Layout
 from specjax.models.build import Builder, WeightType
 
@@ -48,7 +50,14 @@ def load_part(
 
     Raises ``CheckpointError``, naming the file, the tensor or field, and what to do.
     """
-    path = resolve(path_or_id)
+    try:
+        path = resolve(path_or_id)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"there is no draft head {str(path_or_id)!r}: give its folder or its hub id"
+        ) from error
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder with a draft head's config.json")
     raw = read_config(path)
     reader = open_reader(path, raw)
     layout = layout_of(raw, frozenset(reader.infos), path)
@@ -60,6 +69,36 @@ def load_part(
         raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     reader.finish(layout.ignore)
     return LoadedPart(part, layout, path, dict(raw))
+
+
+def load_drafter(
+    path_or_id: str | Path,
+    target: Checkpoint,
+    name: str | None = None,
+    dtype: WeightType = WeightType.FLOAT32,
+    **options: Any,
+) -> Drafter:
+    """Load a head and make the drafter that runs it: ``load_drafter(folder, model)``.
+
+    ``name`` is one of ``DRAFTERS`` (the layout's own method, if ``None``), ``options``
+    are fields of ``DrafterOptions`` such as ``k``. Raises as ``load_part`` does, and
+    ``CheckpointError`` if the named drafter runs another kind of head.
+    """
+    loaded = load_part(path_or_id, target, dtype)
+    name = name or loaded.layout.method
+    check_runs(name, loaded)
+    return DRAFTERS[name].build(DrafterOptions(part=loaded.part, **options))
+
+
+def check_runs(name: str, loaded: LoadedPart) -> None:
+    """Raise ``CheckpointError`` unless the drafter of this name runs such a head."""
+    method = loaded.layout.method
+    if name not in DRAFTERS or method not in (DRAFTERS[name].parts or (name,)):
+        fitting = [n for n, e in DRAFTERS.items() if method in (e.parts or (n,))]
+        raise CheckpointError(
+            f"{loaded.path} is a checkpoint of {loaded.layout.name}, which "
+            f"{' or '.join(fitting)} runs, and not {name}"
+        )
 
 
 def layout_of(raw: Mapping[str, Any], names: frozenset[str], path: Path) -> Layout:

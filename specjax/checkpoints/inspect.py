@@ -32,6 +32,7 @@ from specjax.checkpoints.tokenizer_files import (
     read_config,
     template_from_folder,
 )
+from specjax.drafters.layouts import LAYOUTS
 from specjax.models.config import AttentionConfig, DecoderConfig, MixerConfig
 from specjax.models.families import FAMILIES
 
@@ -116,7 +117,7 @@ def describe(path_or_name: str | Path, *, window: int = WINDOW) -> Description:
     raw = read_config(path)
     reader = _open(path, raw)
     settings = read_optional_json(path / TOKENIZER_CONFIG)
-    return _description(
+    description = _description(
         path,
         raw,
         reader.infos,
@@ -125,6 +126,17 @@ def describe(path_or_name: str | Path, *, window: int = WINDOW) -> Description:
         num_files=len(reader.files),
         has_tokenizer=has_tokenizer(path),
         has_chat_template=template_from_folder(path, settings) is not None,
+    )
+    names = frozenset(reader.infos)
+    head = next((each for each in LAYOUTS if each.fits(raw, names)), None)
+    if head is None or description.implemented:
+        return description
+    note = (
+        f"a draft head, {head.name}: it is loaded beside its target "
+        f"(--drafter {head.method}:{path}); listing the tensors"
+    )
+    return dataclasses.replace(
+        description, family=head.method, implemented=True, note=note
     )
 
 

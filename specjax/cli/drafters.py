@@ -18,7 +18,8 @@ MADE_OF = """\
 q        the law of the drafts: one-hot where they are chosen; drawn where they may be
          drawn from a law that is kept for the rule (--draft-pick drawn)
 made of  what --drafter names behind the colon: NAME:MODEL, NAME:FOLDER. Nothing
-         is named where it is the target's own checkpoint: that lies in --model"""
+         is named where it is the target's own checkpoint: that lies in --model.
+         draft: and tree: are short for draft-model: and draft-tree:"""
 
 
 @dataclasses.dataclass(frozen=True)

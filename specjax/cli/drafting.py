@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from specjax.checkpoints import Checkpoint
-from specjax.checkpoints.drafters import load_part
+from specjax.checkpoints.drafters import check_runs, load_part
 from specjax.checkpoints.mtp import load_mtp
 from specjax.checkpoints.vocabulary import vocabulary_between
 from specjax.cli import options as o
@@ -194,15 +194,9 @@ def load_head(spec: Spec, dtype: str, target: Checkpoint) -> Any:
     """A draft head from its folder, of a kind that the drafter runs."""
     try:
         loaded = load_part(spec.where or "", target, WeightType(dtype))
+        check_runs(spec.name, loaded)
     except ValueError as error:
         raise UsageError(f"--drafter {spec.text}: {error}") from error
-    method = loaded.layout.method
-    if method not in (spec.entry.parts or (spec.name,)):
-        fitting = [n for n, e in DRAFTERS.items() if method in (e.parts or (n,))]
-        raise UsageError(
-            f"--drafter {spec.text}: {loaded.path} is a checkpoint of "
-            f"{loaded.layout.name}, which {' or '.join(fitting)} runs"
-        )
     return loaded.part
 
 

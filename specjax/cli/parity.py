@@ -15,7 +15,6 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from specjax.cli import options as o
 from specjax.cli.console import print_error, stdout, steps
 from specjax.cli.errors import USER_ERRORS, UsageError
 from specjax.cli.options import Debug
@@ -81,6 +80,7 @@ class Parity:
     replayed, with the hidden states that the file holds and with our own target's.
 
     Example: `specjax parity tests/data/oracles/*`
+
     Example: `specjax parity tests/data/drafter_oracles/* --targets tests/data/oracles`
     """
 
@@ -89,7 +89,9 @@ class Parity:
         tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
     ] = ()
     """Checkpoint directories with an oracle.npz in each."""
-    targets: o.OptionalFile = None
+    targets: Annotated[
+        str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")
+    ] = None
     """The directory that holds draft heads' targets, each in a folder of its own."""
     json: bool = False
     """Print one JSON object instead of tables."""

@@ -24,15 +24,18 @@ from collections.abc import Callable
 from specjax.decoding.interfaces import Drafter
 from specjax.decoding.trees import full
 from specjax.drafters.block import BlockChain, BlockTree
+from specjax.drafters.block.slots import SlotHead
 from specjax.drafters.cascade import Cascade
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.draft_tree import DraftTree
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
-from specjax.drafters.eagle.parallel import ParallelChain
+from specjax.drafters.eagle.parallel import ParallelChain, ParallelHead
+from specjax.drafters.features import FeatureHead
 from specjax.drafters.head_chain import HeadChain
 from specjax.drafters.length import Confidence
-from specjax.drafters.medusa import MedusaChain, MedusaTree
+from specjax.drafters.medusa import MedusaChain, MedusaHeads, MedusaTree
 from specjax.drafters.merged import MergedTree
+from specjax.drafters.mtp import MTPHead, MTPModules
 from specjax.drafters.mtp_modules import mtp_drafter
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
@@ -73,13 +76,13 @@ def _draft_tree(options: DrafterOptions) -> Drafter:
 
 
 def _medusa(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART)
+    part = needed(options.part, Source.PART, MedusaHeads)
     length = Confidence(options.least) if options.least > 0 else None
     return MedusaChain(part, options.k, pick=options.pick, length=length)
 
 
 def _medusa_tree(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART)
+    part = needed(options.part, Source.PART, MedusaHeads)
     return MedusaTree(part, full(options.branching))
 
 
@@ -89,37 +92,36 @@ def _dynamic_tree(options: DrafterOptions) -> Drafter:
 
 
 def _head_chain(options: DrafterOptions) -> Drafter:
-    head = needed(options.part, Source.PART)
+    head = needed(options.part, Source.PART, FeatureHead)
     length = Confidence(options.least) if options.least > 0 else None
     return HeadChain(head, options.k, pick=options.pick, length=length)
 
 
 def _head_dynamic_tree(options: DrafterOptions) -> Drafter:
-    head = needed(options.part, Source.PART)
+    head = needed(options.part, Source.PART, FeatureHead)
     return HeadDynamicTree(head, options.top_k, options.k, options.nodes)
 
 
 def _parallel_chain(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART)
+    part = needed(options.part, Source.PART, ParallelHead)
     length = Confidence(options.least) if options.least > 0 else None
     return ParallelChain(part, options.k, pick=options.pick, length=length)
 
 
 def _mtp(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.TARGET)
+    part = needed(options.part, Source.TARGET, (MTPHead, MTPModules))
     length = Confidence(options.least) if options.least > 0 else None
     return mtp_drafter(part, options.k, pick=options.pick, length=length)
 
 
 def _block_chain(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART)
+    part = needed(options.part, Source.PART, SlotHead)
     length = Confidence(options.least) if options.least > 0 else None
-    k = min(options.k, part.backbone.slots)
-    return BlockChain(part, k, pick=options.pick, length=length)
+    return BlockChain(part, options.k, pick=options.pick, length=length)
 
 
 def _block_tree(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART)
+    part = needed(options.part, Source.PART, SlotHead)
     return BlockTree(part, options.nodes)
 
 

@@ -82,8 +82,15 @@ class DrafterEntry:
         return self.source in (Source.PART, Source.TARGET)
 
 
-def needed(what: Any, source: Source) -> Any:
-    """The model or part, or an error that says that there is none."""
+def needed(what: Any, source: Source, kind: type | tuple[type, ...] = object) -> Any:
+    """The model or part; an error if there is none, or if it is of another kind."""
     if what is None:
         raise ValueError(f"{source.value} is needed: load it and give it as an option")
+    if not isinstance(what, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(each.__name__ for each in kinds)
+        raise ValueError(
+            f"{source.value} is needed that holds a {wanted}, and this is a "
+            f"{type(what).__name__} (of what load_part returns, give the part)"
+        )
     return what

@@ -198,7 +198,7 @@ def test_heads_may_be_absent():
 
 def test_drafters_are_made_by_name(targets):
     part = load_part(folder("dflash2"), targets["llama"]).part
-    options = DrafterOptions(k=20, nodes=12, part=part)
+    options = DrafterOptions(k=7, nodes=12, part=part)
     for name in ("dflash", "dflash2", "dspark"):
         chain = DRAFTERS[name].build(options)
         assert isinstance(chain, BlockChain) and chain.max_depth == 7
