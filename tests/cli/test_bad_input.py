@@ -31,7 +31,7 @@ BEFORE_LOADING = {
     "dtype": (["--prompt", "a", "--dtype", "float16"], ["--dtype float16", "bfloat16"]),
     "drafter": (
         ["--prompt", "a", "--drafter", "ngrm"],
-        ["--drafter ngrm", "none, ngram, draft-model", "did you mean 'ngram'"],
+        ["--drafter ngrm", "none, ngram, suffix", "did you mean 'ngram'"],
     ),
     "rule": (["--prompt", "a", "--rule", "gready"], ["--rule gready", "greedy"]),
     "greedy rule, sampled": (

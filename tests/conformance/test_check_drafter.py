@@ -15,6 +15,7 @@ from specjax.testing.toys import toy_llama
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "check-your-drafter.md"
 
 
+@pytest.mark.full
 def test_the_example_of_the_page_runs(capsys):
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     namespace = {"__name__": "example"}

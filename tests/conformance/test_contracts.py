@@ -47,8 +47,10 @@ def made(check, cell: Cell) -> bool:
 
 
 def costly(check, cell: Cell) -> bool:
-    """Programs for every row alone: for one of the targets they will do."""
-    return check.__name__ == "rows_alone_emit_the_same" and cell.target == "hybrid"
+    """Programs for every row alone, and for every round of a draft model."""
+    if check.__name__ == "proposals_are_well_formed":
+        return cell.drafter == "draft-model" and cell.target == "hybrid"
+    return check.__name__ == "rows_alone_emit_the_same"
 
 
 def pairs(cells, checks):
@@ -60,7 +62,10 @@ def pairs(cells, checks):
     ]
 
 
-@pytest.mark.parametrize(("check", "cell"), pairs(SOME_CELLS, OF_ONE_RUN))
+@pytest.mark.parametrize(
+    ("check", "cell"),
+    [pair for pair in pairs(SOME_CELLS, OF_ONE_RUN) if not costly(*pair.values)],
+)
 def test_one_run(check, cell):
     holds(check, case_of(cell))
 

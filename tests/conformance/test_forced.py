@@ -86,6 +86,7 @@ def test_a_tree_of_one_child_each_is_the_chain():
 # C7
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shapes", [chains_of(K)[:1], trees_of(K)[:2]])
 def test_end_of_sequence_at_every_place_of_a_path(shapes):
     """At the first, a middle and the last accepted draft, as bonus, and beyond."""
@@ -162,7 +163,9 @@ def test_the_sum_over_rows_by_hand():
 # C3
 
 
-@pytest.mark.parametrize("target", ["llama", "hybrid"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("llama", marks=pytest.mark.full), "hybrid"]
+)
 def test_replay_in_float64(target):
     """Down to 1e-12, after fifty rounds as after one."""
     with jax.enable_x64(True):
@@ -187,9 +190,8 @@ def test_replay_in_float64(target):
 # Drafters with a model
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param("llama", marks=pytest.mark.full), "hybrid"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["llama", "hybrid"])
 def test_a_target_that_drafts_for_itself_is_always_right(target):
     """In the last rounds as in the first: its own state keeps up with what is kept."""
     made = toy(target)

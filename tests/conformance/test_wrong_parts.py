@@ -192,7 +192,9 @@ class ReadsUnusedSlots(Faulty):
     [
         (ShiftsThePath, "llama", {"C1", "C3"}),
         (TakesTheFirstRows, "llama", {"C1", "C3"}),
-        (CommitsRejectedRows, "hybrid", {"C1", "C3"}),
+        pytest.param(
+            *(CommitsRejectedRows, "hybrid", {"C1", "C3"}), marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_wrong_commit_is_caught(mistake, target, contracts):

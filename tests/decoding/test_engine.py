@@ -178,7 +178,7 @@ def ragged(decoder: Any) -> list[Completion]:
     return generate(engine(target=decoder), RAGGED)
 
 
-@pytest.mark.parametrize("width", [1, 7, 64])
+@pytest.mark.parametrize("width", [1, 7, pytest.param(64, marks=pytest.mark.full)])
 def test_the_width_of_prefill_chunks_changes_no_token(decoder, ragged, width):
     rows = generate(engine(target=decoder, prefill_width=width), RAGGED)
     assert outputs(rows) == outputs(ragged)

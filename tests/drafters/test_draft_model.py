@@ -52,7 +52,11 @@ def wrong_head(model: Decoder, size: float) -> Decoder:
 
 @pytest.mark.parametrize(
     ("kind", "temperatures"),
-    [("llama", (0.0, 0.0)), ("llama", (0.8, 0.0)), ("hybrid", (0.8, 0.0))],
+    [
+        ("llama", (0.8, 0.0)),
+        pytest.param("llama", (0.0, 0.0), marks=pytest.mark.full),
+        pytest.param("hybrid", (0.8, 0.0), marks=pytest.mark.full),
+    ],
 )
 def test_a_target_that_drafts_for_itself_is_accepted_to_the_last_token(
     kind, temperatures
@@ -106,7 +110,9 @@ def canonical(model: Decoder, state: Any) -> Any:
     return model.canonical(state)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize(
+    "kind", ["llama", pytest.param("hybrid", marks=pytest.mark.full)]
+)
 def test_after_every_call_the_model_holds_the_committed_tokens_and_nothing_else(kind):
     target = DECODERS[kind]
     model = wrong_head(target, 0.1)

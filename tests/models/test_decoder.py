@@ -223,7 +223,9 @@ def test_a_row_of_nan_flags_itself_and_its_descendants(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [toy_llama, toy_hybrid])
+@pytest.mark.parametrize(
+    "kind", [toy_llama, pytest.param(toy_hybrid, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("weights", [WeightType.BFLOAT16, WeightType.INT8])
 def test_rows_added_for_the_fast_products_change_no_bit(kind, weights):
     decoder = kind(weights=weights).decoder

@@ -20,7 +20,7 @@ REQUEST = Request(prompt_ids=[5, 6, 7, 5, 6, 7, 5], max_tokens=16, temperature=0
 @pytest.mark.parametrize(
     "name",
     [
-        "ring",
+        pytest.param("ring", marks=pytest.mark.full),
         pytest.param("snapshot", marks=pytest.mark.full),
         pytest.param("ring-bfloat16", marks=pytest.mark.full),
     ],

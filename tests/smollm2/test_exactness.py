@@ -72,6 +72,7 @@ def test_speculation_gives_transformers_ids_on_one_prompt_of_each_kind(
     assert sum(c.accepted for c in completions) > 50
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_numpy_reference_chooses_every_sampled_token(smollm2, fixture):
     options = EngineOptions(max_capacity=512)
