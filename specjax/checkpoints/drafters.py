@@ -103,6 +103,12 @@ def check_runs(name: str, loaded: LoadedPart) -> None:
 
 def layout_of(raw: Mapping[str, Any], names: frozenset[str], path: Path) -> Layout:
     """The one layout that fits."""
+    named = raw.get("architectures")
+    listed = isinstance(named, list) and all(isinstance(n, str) for n in named)
+    if named is not None and not listed:
+        raise CheckpointError(
+            f"{path / 'config.json'}: architectures {named!r} must be a list of names"
+        )
     for layout in LAYOUTS:
         if layout.fits(raw, names):
             return layout
@@ -125,7 +131,10 @@ def save_part(loaded: LoadedPart, folder: str | Path) -> Path:
         raise CheckpointError(f"layout {loaded.layout.name!r} cannot be written")
     if folder.exists():
         raise CheckpointError(f"{folder} is there already; choose another folder")
-    export = loaded.layout.export(loaded.part)
+    try:
+        export = loaded.layout.export(loaded.part)
+    except ValueError as error:
+        raise CheckpointError(f"{loaded.path} cannot be written: {error}") from error
     folder.mkdir(parents=True)
     text = json.dumps(export.config, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

@@ -46,6 +46,7 @@ class DynamicTree(struct.PyTreeNode):
     less, and counts the anchor among the nodes.
     """
 
+    makes_trees = True
     top_k: int = struct.field(pytree_node=False, default=10)
     depth: int = struct.field(pytree_node=False, default=8)
     nodes: int = struct.field(pytree_node=False, default=59)

@@ -1,13 +1,21 @@
 """Loading a head and making its drafter; what is said of a folder that is none."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from specjax.acceptance import RULES
 from specjax.checkpoints import CheckpointError, describe, load
-from specjax.checkpoints.drafters import load_drafter, load_part
+from specjax.checkpoints.drafters import load_drafter, load_part, save_part
+from specjax.decoding.pairs import PairError, check_pair
 from specjax.drafters import DRAFTERS, DrafterOptions, HeadChain, HeadDynamicTree
+from specjax.models.build import WeightType
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 HEADS = DATA / "drafter_oracles"
@@ -64,3 +72,54 @@ def test_inspect_knows_a_head():
     assert told.implemented and told.family == "eagle3"
     assert "EAGLE-3" in told.note and "--drafter eagle3:" in told.note
     assert describe(DATA / "oracles/llama").family == "llama"
+
+
+def changed(tmp_path, name, **fields):
+    """A head's folder with other fields in its configuration."""
+    folder = tmp_path / name
+    shutil.copytree(HEADS / name, folder)
+    raw = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("eagle3", {"architectures": 5}, "architectures 5 must be a list"),
+        ("eagle31", {"transformer_layer_config": None}, "transformer_layer_config"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(target, tmp_path, name, fields, said):
+    with pytest.raises(CheckpointError, match=said):
+        load_part(changed(tmp_path, name, **fields), target)
+
+
+def test_a_head_of_narrow_weights_is_not_written(target, tmp_path):
+    loaded = load_part(HEADS / "dflash", target, WeightType.INT8)
+    with pytest.raises(CheckpointError, match="int8 weights cannot be written"):
+        save_part(loaded, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ends_of_its_own_are_written(target, tmp_path):
+    """An embedding that differs from the target's, and what is done around it."""
+    folder = changed(tmp_path, "dspark_speculators", final_logit_softcapping=5.0)
+    tensors = load_file(folder / "model.safetensors")
+    draw = np.random.default_rng(0)
+    tensors["embed_tokens.weight"] = draw.normal(size=(256, 64)).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    first = load_part(folder, target)
+    save_part(first, tmp_path / "out")
+    again = load_part(tmp_path / "out", target)
+    assert again.part.backbone.ends.softcap == 5.0
+    assert again.part.backbone.own == ("embed_tokens", "lm_head")
+    for a, b in zip(*map(jax.tree.leaves, (first.part, again.part)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_tree_as_deep_as_it_has_nodes_is_no_chain(target):
+    for name, folder in (("ddtree", "dflash"), ("eagle2", "eagle3")):
+        drafter = load_drafter(HEADS / folder, target, name, k=3, nodes=3)
+        with pytest.raises(PairError, match="chain"):
+            check_pair(target.decoder, drafter, RULES["block"].build())

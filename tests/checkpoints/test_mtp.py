@@ -126,3 +126,16 @@ def test_several_modules(changed, name, first, second, field):
 def test_a_choice_that_is_shared(changed):
     folder = changed("glm_moe_dsa", index_share_for_mtp_iteration=True)
     assert isinstance(load_mtp(load(folder, tokenizer=False)), SharedChoiceHead)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("qwen3_5", "mtp_num_hidden_layers"),
+        ("deepseek_v3", "num_nextn_predict_layers"),
+        ("nemotron_h_moe", "num_nextn_predict_layers"),
+    ],
+)
+def test_a_count_that_must_be_a_mistake_is_refused(changed, name, field):
+    with pytest.raises(CheckpointError, match=f"{field}.*more than 64"):
+        load(changed(name, **{field: 10**9}), tokenizer=False)

@@ -43,6 +43,8 @@ class Backbone(struct.PyTreeNode):
     from_anchor: bool = struct.field(pytree_node=False, default=False)
     """The anchor's row is the first slot, and each slot says the token *behind* its
     position. Else the slots are the masks, and each says the token *at* its own."""
+    own: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    """Which of ``embed_tokens`` and ``lm_head`` are not the target's."""
     multiplier: float = struct.field(pytree_node=False, default=1.0)
     """Of the head's products, before the softcap."""
 

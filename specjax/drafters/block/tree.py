@@ -27,6 +27,7 @@ class BlockTree(OwnContext):
     """
 
     name = "block-tree"
+    makes_trees = True
     nodes: int = struct.field(pytree_node=False)
 
     def __post_init__(self) -> None:

@@ -226,6 +226,7 @@ def read_backbone(
         norm=make.norm("norm", hidden, found.norm_eps),
         ends=ends,
         draft_ids=draft_ids,
+        own=_own_names(ends, host.ends),
         max_positions=found.max_positions,
         **options,
     )
@@ -273,6 +274,15 @@ def own_ends(make: Builder, host: Host, ends: Ends, vocab: int) -> Ends:
         if not _same_linear(head, ends.head):
             ends = ends.replace(head=head)
     return ends
+
+
+def _own_names(ends: Ends, shared: Ends) -> tuple[str, ...]:
+    """What of the ends is not given by the target, by reference."""
+    own = {
+        "embed_tokens": ends.embedding is not shared.embedding,
+        "lm_head": ends.head is not shared.head,
+    }
+    return tuple(name for name, differs in own.items() if differs)
 
 
 def _same(a: jax.Array, b: jax.Array) -> bool:

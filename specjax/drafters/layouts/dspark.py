@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.drafters.block.backbone import Backbone
 from specjax.drafters.block.dspark import (
     ConfidenceHead,
     DSpark,
@@ -227,11 +228,27 @@ def _drafting(part: DSpark) -> dict[str, Any]:
         own["causal"] = causal
     if not backbone.from_anchor:
         own["shift_label"] = False
+    return own | _around_ends(backbone)
+
+
+def _around_ends(backbone: Backbone) -> dict[str, Any]:
+    """What is done to embeddings and to logits, where anything is."""
+    fields: dict[str, Any] = {}
     if backbone.ends.scale != 1.0:
-        own["input_embedding_scale"] = backbone.ends.scale
+        fields["input_embedding_scale"] = backbone.ends.scale
     if backbone.ends.softcap is not None:
-        own["final_logit_softcapping"] = backbone.ends.softcap
-    return own
+        fields["final_logit_softcapping"] = backbone.ends.softcap
+    return fields
+
+
+def _own_ends(backbone: Backbone) -> dict[str, np.ndarray]:
+    """Embedding and head, where they are not the target's."""
+    tensors: dict[str, np.ndarray] = {}
+    if "embed_tokens" in backbone.own:
+        tensors["embed_tokens.weight"] = floats(backbone.ends.embedding)
+    if "lm_head" in backbone.own:
+        tensors |= linear_tensors("lm_head", backbone.ends.head)
+    return tensors
 
 
 def _no_own_vocabulary(part: DSpark) -> None:
@@ -257,14 +274,14 @@ def export_flat(part: DSpark) -> Export:
 
 
 def export_nested(part: DSpark) -> Export:
-    """SpecForge's files; embedding and head are the target's."""
+    """SpecForge's files; embedding and head only where they are not the target's."""
     config = {
         "architectures": [SPECFORGE],
         **transformer_fields(part.backbone),
         "block_size": part.backbone.block_size,
         NESTED: {"projector_type": "dspark", **_drafting(part)},
     }
-    return Export(config, _tensors(part))
+    return Export(config, _tensors(part) | _own_ends(part.backbone))
 
 
 def export_speculators(part: DSpark) -> Export:
@@ -284,14 +301,14 @@ def export_speculators(part: DSpark) -> Export:
         "sliding_window_non_causal": any(not mixer.causal for mixer in sliding),
         "draft_vocab_size": vocab,
         **(_head_fields(part) if dspark else {}),
+        **_around_ends(backbone),
     }
-    tensors = _tensors(part)
+    tensors = _tensors(part) | _own_ends(backbone)
     if ids is not None:
         chosen = np.asarray(ids, np.int64)
         mapped = np.zeros((backbone.vocab_size,), bool)
         mapped[chosen] = True
         tensors |= {"d2t": chosen - np.arange(vocab), "t2d": mapped}
-        tensors |= linear_tensors("lm_head", backbone.ends.head)
     return Export(config, tensors)
 
 

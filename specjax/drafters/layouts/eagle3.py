@@ -68,7 +68,8 @@ def split_fields(
     if not style.nested:
         return own, own
     nested = own.mapping(NESTED)
-    assert nested is not None
+    if nested is None:
+        raise own.error(NESTED, "an object is needed, found null")
     own.ignore("speculators_config", "speculators_model_type", "speculators_version")
     # repeated within, and of training
     own.ignore("tie_word_embeddings", "embed_requires_grad", "enable_sp_ulysses")

@@ -35,6 +35,7 @@ from specjax.models.families.readings import (
     MOST_LAYERS,
     attention_config,
     decoder_config,
+    few_ahead,
     mixture_config,
 )
 from specjax.models.linear import Linear
@@ -86,7 +87,7 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
         "mlp": lambda: BlockConfig(mixer=None, feedforward=_mlp(fields)),
     }
     kinds = _kinds(fields, _PATTERN, "layers_block_type|layer_types")
-    count = fields.integer("num_nextn_predict_layers", at_least=0)
+    count = few_ahead(fields, "num_nextn_predict_layers")
     further = _kinds(fields, _AHEAD, "mtp_layers_block_type", _USUAL) if count else []
     fields.ignore(_AHEAD, "mtp_layers_block_type")
     if fields.has("num_hidden_layers"):

@@ -34,6 +34,7 @@ from specjax.models.families.parts import (
 from specjax.models.families.readings import (
     attention_config,
     decoder_config,
+    few_ahead,
     gated_mlp_config,
     layers,
     qwen_sparse_layers,
@@ -92,7 +93,7 @@ def _config(
     if fields.text("output_gate_type", "silu") != "swish":
         fields.expect("output_gate_type", "silu", default="silu")
     fields.ignore("intermediate_size")
-    ahead = fields.integer("mtp_num_hidden_layers|num_nextn_predict_layers", at_least=0)
+    ahead = few_ahead(fields, "mtp_num_hidden_layers|num_nextn_predict_layers")
     eps = fields.number("rms_norm_eps")
     bias = fields.boolean("attention_bias", False)
     gated = attention_config(

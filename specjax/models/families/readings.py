@@ -205,7 +205,22 @@ def latent_config(
 
 def heads_ahead(fields: Fields) -> int:
     """Layers behind the decoder's own that predict further tokens."""
-    return fields.integer("num_nextn_predict_layers|num_mtp_layers", at_least=0)
+    name = "num_nextn_predict_layers|num_mtp_layers"
+    return few_ahead(fields, name)
+
+
+MOST_AHEAD = 64
+"""Layers that predict further tokens; more must be a mistake."""
+
+
+def few_ahead(fields: Fields, name: str) -> int:
+    """A number of such layers; none is a number too."""
+    count = fields.integer(name, at_least=0)
+    if count > MOST_AHEAD:
+        raise fields.error(
+            name, f"{count} is more than {MOST_AHEAD}, the most there is"
+        )
+    return count
 
 
 def attention_kinds(fields: Fields, count: int, sliding_from: int | None) -> list[str]:
