@@ -40,7 +40,11 @@ class Linear(struct.PyTreeNode):
 
     def __call__(self, x: Float[Array, "*rows in"]) -> Float[Array, "*rows out"]:
         """The product, in float32 (float64 for float64 weights)."""
-        y = in_tiles(self._product, x.reshape(-1, x.shape[-1]), self.tile)
+        rows = x.reshape(-1, x.shape[-1])
+        # a decoder brings its windows up to that; a head's single rows come as they are
+        missing = max(fewest_rows(self.weight.dtype) - len(rows), 0)
+        wide = jnp.pad(rows, [(0, missing), (0, 0)])
+        y = in_tiles(self._product, wide, self.tile)[: len(rows)]
         if self.bias is not None:
             y = y + self.bias.astype(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
