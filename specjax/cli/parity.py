@@ -9,13 +9,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 from rich.text import Text
 
-from specjax.cli.console import print_error, stdout, steps
+from specjax.cli.console import print_error, stderr, stdout, steps
 from specjax.cli.errors import USER_ERRORS, UsageError
 from specjax.cli.options import Debug
 from specjax.testing.drafter_parity.check import check_drafter_parity, is_drafter
@@ -104,9 +105,17 @@ class Parity:
                 "no directory is given: specjax parity DIR ..., each with a "
                 "checkpoint and its oracle.npz"
             )
+        # what a shell's * finds beside the directories: a README, say
+        files = [path for path in self.directories if Path(path).is_file()]
+        directories = [path for path in self.directories if path not in files]
+        if not directories:
+            raise UsageError(f"{files[0]} is a file: give directories")
+        if files:
+            told = f"left out, no directories: {', '.join(files)}"
+            stderr().print(told, style="dim", soft_wrap=True)
         results: list[tuple[Report | Failure, float]] = []
-        with steps(len(self.directories)) as step:
-            for path in self.directories:
+        with steps(len(directories)) as step:
+            for path in directories:
                 step(path)
                 start = time.perf_counter()
                 result = self._compare(path)

@@ -136,3 +136,13 @@ def test_help_says_what_the_arrays_are(run):
     for name in ARRAYS:
         assert f"`{name}`" in text
     assert "DIR ..." in text and "--json" in text
+
+
+def test_files_among_the_directories_are_left_out(run, tmp_path):
+    note = tmp_path / "README.md"
+    note.write_text("which model is where")
+    alone = run("parity", note)
+    assert alone.status == 2 and "README.md is a file: give directories" in alone.err
+    beside = run("parity", note, tmp_path / "absent")
+    assert "left out, no directories" in beside.err and beside.status == 1
+    assert "absent is no directory" in beside.err
