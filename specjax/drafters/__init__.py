@@ -64,10 +64,13 @@ __all__ = [
 ]
 
 
-def _draft_model(options: DrafterOptions) -> Drafter:
+def _model_chain(options: DrafterOptions) -> Drafter:
     model = needed(options.model, Source.MODEL)
-    length = Confidence(options.least) if options.least > 0 else None
-    return DraftModel(model, options.k, pick=options.pick, length=length)
+    return DraftModel(model, options.k, pick=options.pick, length=_length(options))
+
+
+def _length(options: DrafterOptions) -> Confidence | None:
+    return Confidence(options.least) if options.least > 0 else None
 
 
 def _draft_tree(options: DrafterOptions) -> Drafter:
@@ -75,10 +78,23 @@ def _draft_tree(options: DrafterOptions) -> Drafter:
     return DraftTree(model, full(options.branching), options.siblings)
 
 
-def _medusa(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART, MedusaHeads)
-    length = Confidence(options.least) if options.least > 0 else None
-    return MedusaChain(part, options.k, pick=options.pick, length=length)
+def _dynamic_tree(options: DrafterOptions) -> Drafter:
+    model = needed(options.model, Source.MODEL)
+    return ModelDynamicTree(model, options.top_k, options.k, options.nodes)
+
+
+def _chain(
+    make: Callable[..., Drafter],
+    kind: type | tuple[type, ...],
+    source: Source = Source.PART,
+) -> Callable[[DrafterOptions], Drafter]:
+    """How a chain of ``k`` drafts is made from a part of this kind."""
+
+    def build(options: DrafterOptions) -> Drafter:
+        part = needed(options.part, source, kind)
+        return make(part, options.k, pick=options.pick, length=_length(options))
+
+    return build
 
 
 def _medusa_tree(options: DrafterOptions) -> Drafter:
@@ -86,43 +102,18 @@ def _medusa_tree(options: DrafterOptions) -> Drafter:
     return MedusaTree(part, full(options.branching))
 
 
-def _dynamic_tree(options: DrafterOptions) -> Drafter:
-    model = needed(options.model, Source.MODEL)
-    return ModelDynamicTree(model, options.top_k, options.k, options.nodes)
-
-
-def _head_chain(options: DrafterOptions) -> Drafter:
-    head = needed(options.part, Source.PART, FeatureHead)
-    length = Confidence(options.least) if options.least > 0 else None
-    return HeadChain(head, options.k, pick=options.pick, length=length)
-
-
 def _head_dynamic_tree(options: DrafterOptions) -> Drafter:
     head = needed(options.part, Source.PART, FeatureHead)
     return HeadDynamicTree(head, options.top_k, options.k, options.nodes)
 
 
-def _parallel_chain(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART, ParallelHead)
-    length = Confidence(options.least) if options.least > 0 else None
-    return ParallelChain(part, options.k, pick=options.pick, length=length)
-
-
-def _mtp(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.TARGET, (MTPHead, MTPModules))
-    length = Confidence(options.least) if options.least > 0 else None
-    return mtp_drafter(part, options.k, pick=options.pick, length=length)
-
-
-def _block_chain(options: DrafterOptions) -> Drafter:
-    part = needed(options.part, Source.PART, SlotHead)
-    length = Confidence(options.least) if options.least > 0 else None
-    return BlockChain(part, options.k, pick=options.pick, length=length)
-
-
 def _block_tree(options: DrafterOptions) -> Drafter:
     part = needed(options.part, Source.PART, SlotHead)
     return BlockTree(part, options.nodes)
+
+
+_head_chain = _chain(HeadChain, FeatureHead)
+_block_chain = _chain(BlockChain, SlotHead)
 
 
 def _lookup_tree(options: DrafterOptions) -> Drafter:
@@ -131,7 +122,7 @@ def _lookup_tree(options: DrafterOptions) -> Drafter:
 
 
 def _suffix_or_model(options: DrafterOptions) -> Drafter:
-    return Cascade((Suffix(k=options.k), _draft_model(options)))
+    return Cascade((Suffix(k=options.k), _model_chain(options)))
 
 
 DRAFTERS: dict[str, DrafterEntry] = {
@@ -163,7 +154,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"pick", "least"}),
     ),
     "draft-model": DrafterEntry(
-        _draft_model,
+        _model_chain,
         "a smaller model, best with the same tokenizer",
         source=Source.MODEL,
         uses=frozenset({"pick", "least"}),
@@ -180,7 +171,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         reference="2305.09781",
     ),
     "medusa": DrafterEntry(
-        _medusa,
+        _chain(MedusaChain, MedusaHeads),
         "heads on the last hidden state, one a draft",
         source=Source.PART,
         uses=frozenset({"pick", "least"}),
@@ -228,7 +219,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         reference="2503.01840; 2605.09992",
     ),
     "p-eagle": DrafterEntry(
-        _parallel_chain,
+        _chain(ParallelChain, ParallelHead),
         "EAGLE-3's head with a slot for every draft, all read in one pass",
         source=Source.PART,
         uses=frozenset({"pick", "least"}),
@@ -236,7 +227,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         reference="2602.01469",
     ),
     "mtp": DrafterEntry(
-        _mtp,
+        _chain(mtp_drafter, (MTPHead, MTPModules), Source.TARGET),
         "the target's own layers that predict further tokens",
         source=Source.TARGET,
         uses=frozenset({"pick", "least"}),
