@@ -28,15 +28,10 @@ from specjax.models.mixers.base import Aids
 from specjax.models.stack import commit_mixers, rope_of, rotary_tables
 
 
-class BlockAttention(struct.PyTreeNode):
-    """A block's rows attend to the context, and to each other.
+class OverAttention(struct.PyTreeNode):
+    """What a mixer around another one hands on to it: all that it remembers."""
 
-    A mixer whose committed state is the context. ``causal``: a row sees the rows of the
-    block that stand before it, and not those behind.
-    """
-
-    body: Attention
-    causal: bool = struct.field(pytree_node=False, default=False)
+    body: Any
 
     @property
     def config(self) -> AttentionConfig:
@@ -46,6 +41,37 @@ class BlockAttention(struct.PyTreeNode):
     def init_state(self, batch: int, capacity: int) -> KVCache:
         """No context yet."""
         return self.body.init_state(batch, capacity)
+
+    def commit(
+        self,
+        state: KVCache,
+        pending: WindowKV,
+        acceptance: Acceptance,
+        lengths: Int[Array, " B"],
+    ) -> KVCache:
+        """See ``Attention.commit``."""
+        return self.body.commit(state, pending, acceptance, lengths)
+
+    def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
+        """See ``Attention.canonical``."""
+        return self.body.canonical(state, lengths)
+
+    def blank(
+        self, state: KVCache, lengths: Int[Array, " B"], value: float | jax.Array
+    ) -> KVCache:
+        """See ``Attention.blank``."""
+        return self.body.blank(state, lengths, value)
+
+
+class BlockAttention(OverAttention):
+    """A block's rows attend to the context, and to each other.
+
+    A mixer whose committed state is the context. ``causal``: a row sees the rows of the
+    block that stand before it, and not those behind.
+    """
+
+    body: Attention
+    causal: bool = struct.field(pytree_node=False, default=False)
 
     def mix(
         self,
@@ -67,26 +93,6 @@ class BlockAttention(struct.PyTreeNode):
     ) -> WindowKV:
         """Keys and values of context rows. They are not normed for the layer."""
         return self.body.keys_values(context, window, state, aids)
-
-    def commit(
-        self,
-        state: KVCache,
-        pending: WindowKV,
-        acceptance: Acceptance,
-        lengths: Int[Array, " B"],
-    ) -> KVCache:
-        """See ``Attention.commit``."""
-        return self.body.commit(state, pending, acceptance, lengths)
-
-    def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
-        """See ``Attention.canonical``."""
-        return self.body.canonical(state, lengths)
-
-    def blank(
-        self, state: KVCache, lengths: Int[Array, " B"], value: float | jax.Array
-    ) -> KVCache:
-        """See ``Attention.blank``."""
-        return self.body.blank(state, lengths, value)
 
 
 def remember(

@@ -12,12 +12,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.interfaces import Tap
-from specjax.decoding.types import Acceptance, Window
+from specjax.decoding.types import Window
 from specjax.drafters.block.backbone import Backbone
-from specjax.drafters.block.context import BlockAttention
+from specjax.drafters.block.context import BlockAttention, OverAttention
 from specjax.drafters.block.dflash import at_slot
 from specjax.drafters.block.slots import Slot
-from specjax.models.config import AttentionConfig
 from specjax.models.linear import Linear, accumulator
 from specjax.models.mixers.attention import KVCache, WindowKV
 from specjax.models.mixers.base import Aids
@@ -59,20 +58,11 @@ class DynamicConvolution(struct.PyTreeNode):
         return out.reshape(x.shape)
 
 
-class ConvolvedAttention(struct.PyTreeNode):
+class ConvolvedAttention(OverAttention):
     """A block's attention between its two convolutions; the context has none."""
 
     body: BlockAttention
     conv: DynamicConvolution
-
-    @property
-    def config(self) -> AttentionConfig:
-        """The attention's."""
-        return self.body.config
-
-    def init_state(self, batch: int, capacity: int) -> KVCache:
-        """No context yet."""
-        return self.body.init_state(batch, capacity)
 
     def mix(
         self,
@@ -93,26 +83,6 @@ class ConvolvedAttention(struct.PyTreeNode):
     ) -> WindowKV:
         """See ``BlockAttention.remember``."""
         return self.body.remember(context, window, state, aids)
-
-    def commit(
-        self,
-        state: KVCache,
-        pending: WindowKV,
-        acceptance: Acceptance,
-        lengths: Int[Array, " B"],
-    ) -> KVCache:
-        """See ``Attention.commit``."""
-        return self.body.commit(state, pending, acceptance, lengths)
-
-    def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
-        """See ``Attention.canonical``."""
-        return self.body.canonical(state, lengths)
-
-    def blank(
-        self, state: KVCache, lengths: Int[Array, " B"], value: float | jax.Array
-    ) -> KVCache:
-        """See ``Attention.blank``."""
-        return self.body.blank(state, lengths, value)
 
 
 class ConvolvedFeedForward(struct.PyTreeNode):
