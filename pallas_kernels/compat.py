@@ -1,0 +1,118 @@
+"""What differs between JAX 0.10.2 and 0.12, hidden in one place.
+
+Kernels import Pallas' stable names (``pl.pallas_call``, ``pl.BlockSpec``, ``pltpu``'s
+memory spaces and copies) themselves, and from here what has moved or changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+
+Semantics = Literal["parallel", "arbitrary"]
+Interpret = Any
+"""``False``: compile; ``True``: quick emulation; or what ``tpu_interpret`` returns."""
+
+
+class RaceError(AssertionError):
+    """A kernel touches memory that a copy of its own may be writing or reading."""
+
+
+def tpu_params(
+    semantics: Sequence[Semantics], *, vmem_limit_bytes: int | None = None
+) -> pltpu.CompilerParams:
+    """For Mosaic TPU: how each grid axis may be walked, and the memory it may take."""
+    return pltpu.CompilerParams(
+        dimension_semantics=tuple(semantics), vmem_limit_bytes=vmem_limit_bytes
+    )
+
+
+def tpu_interpret(
+    *,
+    detect_races: bool = False,
+    copies: Literal["on_wait", "eager"] = "on_wait",
+    seed: int | None = None,
+) -> pltpu.InterpretParams:
+    """A TPU's memories and copies on CPU; memory starts as NaN.
+
+    Unlike ``interpret=True`` this shows a read before its copy has been waited for.
+    Axes that are ``parallel`` are walked in an order drawn from ``seed``. With
+    ``detect_races`` run the kernel inside ``without_races``.
+    """
+    return pltpu.InterpretParams(
+        detect_races=detect_races, dma_execution_mode=copies, random_seed=seed
+    )
+
+
+@contextlib.contextmanager
+def without_races() -> Iterator[None]:
+    """Raise ``RaceError`` if a kernel run inside with ``detect_races`` has a race.
+
+    Older JAX only prints that it found one; newer JAX raises, which a jitted call
+    reports as an error of the runtime. The results must be waited for inside.
+    """
+    pltpu.reset_tpu_interpret_mode_state()
+    try:
+        yield
+        if _tpu_races_found():
+            raise RaceError("a race was found: what was printed above says where")
+    except RaceError:
+        raise
+    except Exception as error:
+        # the interpreter's record is gone after some failures: ask the error as well
+        if "RACE DETECTED" in str(error):
+            raise RaceError(str(error)) from error
+        raise
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+def _tpu_races_found() -> bool:
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    races = interpret_pallas_call.races
+    return races is not None and races.races_found
+
+
+def gpu_interpret(*, detect_races: bool = True) -> Any:
+    """A GPU's shared memory, barriers and copies on CPU, for Mosaic GPU kernels.
+
+    Races between copies and stores are found by JAX 0.12 only.
+    """
+    if VERSION >= (0, 12):
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        return plgpu.InterpretGPUParams(detect_races=detect_races)  # pyright: ignore
+    # 0.10.2 needs absl-py to import this, and does not say so
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams(detect_races=detect_races)
+
+
+def reciprocal(x: jax.Array, *, approx: bool = False) -> jax.Array:
+    """``1 / x`` inside a TPU kernel."""
+    home = pltpu if hasattr(pltpu, "reciprocal") else pl
+    return home.reciprocal(x, approx=approx)  # pyright: ignore
+
+
+def lowering_for(
+    platform: Literal["tpu", "gpu"], device_kind: str, num_cores: int | None = 1
+) -> contextlib.AbstractContextManager[Any]:
+    """Lower kernels for a device that is not there, such as ``"TPU v5 lite"``.
+
+    Without it Pallas refuses: it asks the current device what it is. The axis is
+    ``Auto``, for newer JAX would take it as explicit, which kernels do not know.
+    """
+    device = AbstractDevice(
+        device_kind=device_kind, num_cores=num_cores, platform=platform
+    )
+    mesh = AbstractMesh((1,), ("_",), (AxisType.Auto,), abstract_device=device)
+    return use_abstract_mesh(mesh)
