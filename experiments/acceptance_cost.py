@@ -12,8 +12,6 @@ decoding.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 
 from specjax.acceptance import RULES
-from specjax.analysis.records import device_name, versions
 from specjax.checkpoints import load
 from specjax.decoding.draws import RoundDraws
 from specjax.decoding.laws import Laws
@@ -107,11 +105,6 @@ def pass_time(decoder: Any, batch: int, width: int, repeats: int) -> float:
     return least(lambda: verify(decoder, state, window), repeats)
 
 
-def asked(options: Options) -> dict[str, Any]:
-    """What was asked for, without the folder it went to."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
-
-
 def run(options: Options) -> dict[str, Any]:
     """All rules, batches and widths."""
     decoder = load(options.model, WeightType(options.dtype)).decoder
@@ -133,13 +126,7 @@ def run(options: Options) -> dict[str, Any]:
                     }
                 )
                 print(_line(rows[-1]), flush=True)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "options": asked(options),
-        "rows": rows,
-    }
+    return reporting.about(options) | {"rows": rows}
 
 
 HEAD = """\
@@ -162,16 +149,12 @@ def main(options: Options) -> None:
         options = dataclasses.replace(options, batches=(1,), widths=(8,), repeats=3)
     print(HEAD)
     result = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = "quick" if options.quick else "cost"
-    (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     about = (
         f"{options.model}, {options.dtype}, every draft of a chain accepted; CPU time, "
-        f"least of {options.repeats}; {result['date']}, {result['device']}, JAX "
-        f"{result['versions']['jax']}; `python experiments/acceptance_cost.py`."
+        f"least of {options.repeats}; {reporting.told(result)}"
     )
     lines = [f"# What accepting costs\n\n{about}\n", HEAD, *map(_line, result["rows"])]
-    (options.out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    reporting.write(options.out, "cost", result, "\n".join(lines))
 
 
 if __name__ == "__main__":

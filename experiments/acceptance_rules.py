@@ -13,20 +13,19 @@ a table, a plot and all numbers to `--out`.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 from rich.console import Console
 from rich.progress import track
 
 from specjax.acceptance import RULES
-from specjax.analysis.records import device_name, versions
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.requests import Request
 from specjax.decoding.trees import full
@@ -171,11 +170,6 @@ def tree_bound(p: np.ndarray, q: np.ndarray, branching: tuple[int, ...]) -> floa
     return float(stationary(p) @ expected)
 
 
-def asked(options: Options) -> dict[str, Any]:
-    """What was asked for, without the folder it went to."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
-
-
 def run(options: Options) -> dict[str, Any]:
     """All arms at all distances."""
     points = []
@@ -195,13 +189,7 @@ def run(options: Options) -> dict[str, Any]:
                 "tree_bound": tree_bound(p, q, options.branching),
             }
         )
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "options": asked(options),
-        "points": points,
-    }
+    return reporting.about(options) | {"points": points}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -258,17 +246,10 @@ def main(options: Options) -> None:
             options, rows=256, rounds=8, noise=(0.0, 1.0, 3.0)
         )
     result = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = "quick" if options.quick else "rules"
-    (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     told = table(result)
-    (options.out / f"{name}.md").write_text(_heading(result) + told)
     print(told)
-    try:
-        plot(result, options.out / f"{name}.png")
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install 'specjax[plots]')")
-    print(f"written to {options.out}")
+    report = _heading(result) + told
+    reporting.write(options.out, "rules", result, report, partial(plot, result))
 
 
 def _heading(result: dict[str, Any]) -> str:
@@ -277,8 +258,7 @@ def _heading(result: dict[str, Any]) -> str:
         f"Tokens a round (last token included), by total variation distance. Chains of "
         f"{o['k']} drafts, trees of branching {tuple(o['branching'])}; vocabulary "
         f"{o['vocab']}, {o['rows']} texts of {o['rounds']} rounds, temperature 1. "
-        f"{result['date']}, {result['device']}, JAX {result['versions']['jax']}; "
-        "`python experiments/acceptance_rules.py`."
+        f"{reporting.told(result)}"
     )
     return f"# What each rule accepts\n\n{about}\n\n"
 

@@ -19,8 +19,6 @@ a pass of each width in both, the modes taking turns.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 from rich.progress import track
 
 from specjax.acceptance import Greedy
-from specjax.analysis.records import commit, device_name, versions
 from specjax.checkpoints import Checkpoint, load, prompt_ids
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import generate
@@ -242,29 +240,15 @@ def main(options: Options) -> None:
             options, widths=(1, 4, 9), tokens=48, dtypes=("bfloat16",), repeats=3
         )
     results = [run_dtype(options, dtype) for dtype in options.dtypes]
-    asked = {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
-    whole = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "options": asked,
-        "results": results,
-    }
+    whole = reporting.about(options) | {"results": results}
     told = "\n".join(map(table, results))
     print(told)
-    name = Path(options.model).name + ("-quick" if options.quick else "")
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     about = (
         f"{options.model}, {options.tokens} tokens of text, tile {options.tile}; pass: "
-        f"CPU time, median of {options.repeats}; {whole['date']}, {whole['device']}, "
-        f"JAX {whole['versions']['jax']}; `python experiments/byte_identity.py --model "
-        f"{options.model}{' --quick' if options.quick else ''}`."
+        f"CPU time, median of {options.repeats}; {reporting.told(whole)}"
     )
-    (options.out / f"{name}.md").write_text(
-        f"# Bits, by the width of the window\n\n{about}\n{told}\n"
-    )
+    report = f"# Bits, by the width of the window\n\n{about}\n{told}\n"
+    reporting.write(options.out, Path(options.model).name, whole, report)
 
 
 if __name__ == "__main__":

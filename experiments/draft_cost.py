@@ -17,10 +17,7 @@ prediction alone, for a released model whose weights are not at hand.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +25,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 from safetensors import safe_open
 
 from specjax.acceptance import Greedy
 from specjax.analysis.calibration import calibrate
-from specjax.analysis.records import commit, device_name, versions
 from specjax.checkpoints import load
 from specjax.checkpoints.load import decoder_config
 from specjax.decoding.engine import Engine, EngineOptions
@@ -316,25 +313,11 @@ def main(options: Options) -> None:
     paper = options.on_paper is not None
     rows = paper_rows(options) if paper else measured_rows(options)
     model = options.on_paper or options.model
-    name = f"{'quick_' if options.quick else ''}{model}"
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "command": shlex.join(["python", *sys.argv]),
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "out"},
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"{name}.json"
-    file.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
-    told = (
-        f"{model}, {options.dtype}; {about['date']}, {about['device']}, JAX "
-        f"{about['versions']['jax']}; `{about['command']}`."
-    )
+    result = reporting.about(options) | {"rows": rows}
+    told = f"{model}, {options.dtype}; {reporting.told(result)}"
     lines = [f"# What drafting costs, in plain passes\n\n{told}\n", HEAD]
     lines += [_line(row) for row in rows]
-    (options.out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    reporting.write(options.out, model, result, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ and gives tokens a second by chunk width.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +25,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 
 from specjax.acceptance import Greedy
-from specjax.analysis.records import commit, device_name, versions
 from specjax.checkpoints.load import decoder_config
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import Generation
@@ -254,24 +251,10 @@ def main(options: Options) -> None:
         for layer in options.layers:
             rows.append(layer_times(layer, options))
             print(_line(rows[-1]), flush=True)
-    name = f"quick_{name}" if options.quick else name
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "command": shlex.join(["python", *sys.argv]),
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "out"},
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"{name}.json"
-    file.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
-    told = (
-        f"{options.dtype}, least of {options.repeats}; {about['date']}, "
-        f"{about['device']}, JAX {about['versions']['jax']}; `{about['command']}`."
-    )
+    result = reporting.about(options) | {"rows": rows}
+    told = f"{options.dtype}, least of {options.repeats}; {reporting.told(result)}"
     lines = [f"# What a layer costs\n\n{told}\n", head, *map(line, rows)]
-    (options.out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    reporting.write(options.out, name, result, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ state donated, the least of several; the ways take turns.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 
 from pallas_kernels.delta_window.api import delta_step
-from specjax.analysis.records import commit, device_name, versions
 from specjax.decoding.types import Acceptance
 from specjax.models.recurrence import MatrixShape, Replay, Ring, Snapshot
 
@@ -260,30 +256,13 @@ def main(options: Options) -> None:
             for drafts in options.drafts:
                 rows += measure(options, heads, dim, drafts)
                 print(table(rows[-3 * (len(STRATEGIES) + 1) :]), flush=True)
-    asked = {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
-    result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "options": asked,
-        "rows": rows,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = "quick" if options.quick else "rollback"
-    (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = reporting.about(options) | {"rows": rows}
     about = (
         f"One layer, one batch row, float32 states; CPU time, least of "
-        f"{options.repeats} times {options.rounds} rounds; {result['date']}, "
-        f"{result['device']}, JAX {result['versions']['jax']}; "
-        f"`python {shlex.join(sys.argv)}`."
+        f"{options.repeats} times {options.rounds} rounds; {reporting.told(result)}"
     )
     report = f"# What rollback costs\n\n{about}\n\n{table(rows)}\n"
-    (options.out / f"{name}.md").write_text(report)
-    try:
-        plot(rows, options.out / f"{name}.png")
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install 'specjax[plots]')")
+    reporting.write(options.out, "rollback", result, report, partial(plot, rows))
 
 
 if __name__ == "__main__":

@@ -16,22 +16,19 @@ the lecture's toy, 1.11 against 1.40 accepted drafts at four nodes.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
-import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 import tyro
 from rich.console import Console
 from rich.progress import track
 
 from specjax.acceptance import Greedy
-from specjax.analysis.records import device_name, versions
 from specjax.checkpoints import Checkpoint, load, prompt_ids
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import generate
@@ -206,11 +203,6 @@ def outputs(options: Options, target: Checkpoint) -> list[tuple[str, Request, li
     return made
 
 
-def asked(options: Options) -> dict[str, Any]:
-    """What was asked for, without the folder it went to."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k != "out"}
-
-
 def run(options: Options) -> dict[str, Any]:
     """All drafters, kinds and numbers of nodes."""
     target = load(options.model, WeightType(options.dtype))
@@ -225,17 +217,10 @@ def run(options: Options) -> dict[str, Any]:
         drafters.append({"noise": size, "rows": compare(options, found)})
         if options.check and checked is None and size >= 0.05:
             checked = check(target, model, texts[0][1], full((2, 2)))
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": device_name(),
-        "versions": versions(),
-        "options": asked(options),
+    return reporting.about(options) | {
         "drafters": drafters,
         "check": checked,
         "toy": toy(),
-        "command": shlex.join(
-            ["python", "experiments/tree_vs_chain.py", *sys.argv[1:]]
-        ),
     }
 
 
@@ -291,25 +276,17 @@ def main(options: Options) -> None:
     if options.quick:
         options = dataclasses.replace(options, per_kind=2, noise=(0.1,))
     result = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = "quick" if options.quick else "trees"
-    (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     o = result["options"]
     told = (
         f"# Chains and trees of equal size\n\n{o['model']}, {o['dtype']}, greedy, "
-        f"{o['per_kind']} prompts a kind, {o['tokens']} tokens each; {result['date']}, "
-        f"{result['device']}, JAX {result['versions']['jax']}; "
-        f"`{result['command']}`. *first*, *second*: shares of tokens that are "
+        f"{o['per_kind']} prompts a kind, {o['tokens']} tokens each; "
+        f"{reporting.told(result)} *first*, *second*: shares of tokens that are "
         f"the drafter's first and second candidate.\n\n{table(result)}\n"
         f"{result['toy']}\n\n"
         f"Check on one prompt: {result['check']}.\n"
     )
-    (options.out / f"{name}.md").write_text(told)
     print(told)
-    try:
-        plot(result, options.out / f"{name}.png")
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install 'specjax[plots]')")
+    reporting.write(options.out, "trees", result, told, partial(plot, result))
 
 
 if __name__ == "__main__":

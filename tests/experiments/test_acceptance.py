@@ -14,6 +14,7 @@ from specjax.decoding.trees import Tree, chain, full
 from specjax.testing.enumeration import emitted_law
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
+sys.path.append(str(FOLDER))  # where a script finds what it shares with others
 
 
 def script(name: str) -> ModuleType:
