@@ -25,6 +25,7 @@ from specjax.cli.errors import USER_ERRORS
 from specjax.cli.generate import Generate
 from specjax.cli.inspect import Inspect
 from specjax.cli.parity import Parity
+from specjax.cli.simulate import Simulate
 from specjax.cli.zoo import Zoo
 
 OK, FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "drafters": (Drafters, "List what can draft, and what each is made from"),
     "inspect": (Inspect, "Say what is in a checkpoint"),
     "parity": (Parity, "Compare checkpoints with reference outputs"),
+    "simulate": (Simulate, "Play rounds with coins, and compare with the law"),
     "zoo": (Zoo, "List and fetch models by name"),
 }
 """Subcommands by name, with what the list of them says."""

@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "generate", "bench", "inspect", "parity", "zoo"]
+    "command", ["demo", "generate", "bench", "inspect", "parity", "simulate", "zoo"]
 )
 def test_every_subcommand_has_an_example(run, command):
     result = run(command, "--help")

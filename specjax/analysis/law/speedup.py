@@ -53,17 +53,17 @@ def round_cost(
     model: Model,
     device: Device,
     *,
-    k: int,
-    c_draft: Number,
+    rows: Number,
+    c_draft: Number = 0.0,
     batch: Number = 1,
     context: Number = 0,
 ) -> float:
-    """What a round of ``k`` drafts costs in plain steps, by the roofline.
+    """What a round of ``rows`` window rows costs in plain steps, by the roofline.
 
     ``c_draft`` is drafting's cost in plain steps of this batch.
     """
     step = pass_seconds(model, device, batch=batch, context=context)
-    wide = pass_seconds(model, device, rows=k + 1, batch=batch, context=context)
+    wide = pass_seconds(model, device, rows=rows, batch=batch, context=context)
     return wide / step + c_draft
 
 
@@ -71,23 +71,22 @@ def break_even_batch(
     model: Model,
     device: Device,
     *,
-    alpha: Number,
-    k: int,
+    tau: Number,
+    rows: Number,
     c_draft: Number = 0.0,
     context: Number = 0,
     most: Number = 1e6,
 ) -> float:
-    """The batch beyond which chains of ``k`` drafts lose; inf: never, 0: at any batch.
+    """The batch beyond which rounds of ``rows`` rows lose; inf: never, 0: at any batch.
 
-    While a step is bound by memory a round costs about one; once ``B (k + 1)`` rows
-    are bound by arithmetic its cost grows, to ``k + 1`` at most. Long contexts push
-    the batch up: keys and values are read once for all rows.
+    While a step is bound by memory a round costs about one; once ``B rows`` are bound
+    by arithmetic its cost grows, to ``rows`` at most. Long contexts push the batch up:
+    keys and values are read once for all rows, and may bind a step at any batch.
     """
-    tau = chain_tau(alpha, k)
 
     def loss(batch: Number) -> float:
         cost = round_cost(
-            model, device, k=k, c_draft=c_draft, batch=batch, context=context
+            model, device, rows=rows, c_draft=c_draft, batch=batch, context=context
         )
         return cost - tau
 

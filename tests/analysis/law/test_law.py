@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specjax.analysis.law import (
@@ -125,13 +125,15 @@ def test_memory_or_arithmetic_binds(batch, context):
         assert 1 <= cost <= rows * (1 + 1e-12)
 
 
+@settings(max_examples=25)
 @given(ALPHA, st.integers(1, 8), st.floats(0, 0.3))
 def test_beyond_the_break_even_batch_it_loses(alpha, k, c_draft):
-    batch = break_even_batch(SMALL, FAST, alpha=alpha, k=k, c_draft=c_draft)
+    tau = chain_tau(alpha, k)
+    batch = break_even_batch(SMALL, FAST, tau=tau, rows=k + 1, c_draft=c_draft)
 
     def gain(b):
-        cost = round_cost(SMALL, FAST, k=k, c_draft=c_draft, batch=b)
-        return chain_tau(alpha, k) / cost
+        cost = round_cost(SMALL, FAST, rows=k + 1, c_draft=c_draft, batch=b)
+        return tau / cost
 
     if batch == 0:
         assert gain(1) < 1
@@ -141,7 +143,7 @@ def test_beyond_the_break_even_batch_it_loses(alpha, k, c_draft):
 
 
 def test_long_contexts_push_the_break_even_batch_up():
-    at = [break_even_batch(SMALL, FAST, alpha=0.7, k=4, context=c) for c in (0, 8192)]
+    at = [break_even_batch(SMALL, FAST, tau=2.8, rows=5, context=c) for c in (0, 8192)]
     assert at[0] < at[1]
 
 

@@ -230,7 +230,9 @@ def test_break_even_batches_of_the_lectures_setting():
 
     def batches(context):
         return [
-            break_even_batch(BIG, HALF, alpha=0.85, k=k, context=context)
+            break_even_batch(
+                BIG, HALF, tau=chain_tau(0.85, k), rows=k + 1, context=context
+            )
             for k in (1, 4, 8)
         ]
 
@@ -241,4 +243,4 @@ def test_break_even_batches_of_the_lectures_setting():
     assert batches(4096)[:2] == [math.inf, math.inf]
     assert 84 < batches(4096)[2] < math.inf
     # where drafting costs as much as it yields, no batch is small enough
-    assert break_even_batch(BIG, HALF, alpha=0.85, k=1, c_draft=0.9) == 0
+    assert break_even_batch(BIG, HALF, tau=1.85, rows=2, c_draft=0.9) == 0

@@ -1,0 +1,162 @@
+"""What a calibration found, as it is kept in a file of JSON."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = "specjax calibration 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Seconds of a round, drafting left out, by the rows of its window.
+
+    At one batch and context. ``rounds[W][t]`` is of turn ``t``; all widths and drafters
+    were timed in each turn.
+    """
+
+    batch: int
+    context: int
+    rounds: dict[int, list[float]]
+    accept: dict[int, float]
+    """Seconds of acceptance, of one row and of the most: a part of the round."""
+    commit: dict[int, float]
+    """Seconds of committing one accepted row, likewise."""
+    drafts: dict[str, list[float]]
+    """Seconds of drafting, by ``draft_name``."""
+
+    @property
+    def widths(self) -> list[int]:
+        """That were timed, ascending; the first is 1, a plain step."""
+        return sorted(self.rounds)
+
+    @property
+    def plain_seconds(self) -> float:
+        """A plain step: the median over turns."""
+        return statistics.median(self.rounds[1])
+
+    def ratios(self, rows: int) -> np.ndarray:
+        """``T(rows) / T(1)``, turn by turn; between widths that were timed a line."""
+        plain = np.asarray(self.rounds[1])
+        if rows in self.rounds:
+            return np.asarray(self.rounds[rows]) / plain
+        widths = self.widths
+        if not widths[0] <= rows <= widths[-1]:
+            raise ValueError(
+                f"a window of {rows} rows: {widths[0]} to {widths[-1]} were timed"
+            )
+        above = bisect.bisect(widths, rows)
+        low, high = widths[above - 1], widths[above]
+        share = (rows - low) / (high - low)
+        mixed = (1 - share) * np.asarray(self.rounds[low]) + share * np.asarray(
+            self.rounds[high]
+        )
+        return mixed / plain
+
+    def c_round(self, rows: int) -> float:
+        """A round of ``rows`` rows in plain steps, drafting left out."""
+        return float(np.median(self.ratios(rows)))
+
+    def draft_ratios(self, name: str) -> np.ndarray:
+        """A round's drafting in plain steps, turn by turn."""
+        return np.asarray(self.drafts[name]) / np.asarray(self.rounds[1])
+
+    @property
+    def rollback_seconds(self) -> float:
+        """What the rejected rows of the widest window add to a commit."""
+        least, most = min(self.commit), max(self.commit)
+        return self.commit[most] - self.commit[least]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Rates as JAX reaches them on this device."""
+
+    bandwidth: float
+    """Bytes a second, of reads."""
+    matrix_flops: dict[str, float]
+    """Operations a second of square products, by type."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibrated:
+    """All that was timed, and of what."""
+
+    model: str
+    dtype: str
+    device: str
+    weight_bytes: int
+    """That a plain step reads."""
+    machine: Machine
+    curves: list[Curve]
+    about: dict[str, Any]
+    """Date, versions, commit, command."""
+
+    @property
+    def curve(self) -> Curve:
+        """The first: of the batch and context that were named first."""
+        return self.curves[0]
+
+    @property
+    def widest(self) -> int:
+        """Rows of the widest window."""
+        return self.curve.widths[-1]
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens a second of plain decoding, a request."""
+        return 1 / self.curve.plain_seconds
+
+    def c_round(self, rows: int) -> float:
+        """See ``Curve.c_round``."""
+        return self.curve.c_round(rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, which ``from_dict`` takes back."""
+        return {"format": FORMAT} | dataclasses.asdict(self)
+
+
+def draft_name(drafter: str, k: int) -> str:
+    """The key of a drafter at a longest draft."""
+    return f"{drafter} k={k}"
+
+
+def read_calibrated(path: str | Path) -> Calibrated:
+    """A calibration from the file that ``specjax calibrate --json`` wrote.
+
+    Raises ``ValueError`` where it is something else.
+    """
+    try:
+        raw = json.loads(Path(path).read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    raw = raw.get("calibration", raw) if isinstance(raw, Mapping) else {}
+    if raw.get("format") != FORMAT:
+        raise ValueError(
+            "it holds no calibration: write one with `specjax calibrate --json FILE`"
+        )
+    return from_dict(raw)
+
+
+def from_dict(raw: Mapping[str, Any]) -> Calibrated:
+    """What ``as_dict`` gave, also after it was JSON."""
+    fields = {f.name: raw[f.name] for f in dataclasses.fields(Calibrated)}
+    fields["machine"] = Machine(**raw["machine"])
+    fields["curves"] = [_curve(each) for each in raw["curves"]]
+    return Calibrated(**fields)
+
+
+def _curve(raw: Mapping[str, Any]) -> Curve:
+    def by_rows(values: Mapping[Any, Any]) -> dict[int, Any]:
+        return {int(rows): value for rows, value in values.items()}
+
+    numbered: Sequence[str] = ("rounds", "accept", "commit")
+    return Curve(**dict(raw) | {name: by_rows(raw[name]) for name in numbered})
