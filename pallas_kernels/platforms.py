@@ -104,13 +104,31 @@ def choose(
     _record(operation, arguments, {name: _told(k) for name, k in kernels.items()})
     _warn(operation, kernels)
     usable = {
-        platform: jax.named_call(kernel.run, name=f"{operation}_{platform}")
+        platform: _with_derivative(
+            jax.named_call(kernel.run, name=f"{operation}_{platform}"), reference
+        )
         for platform, kernel in kernels.items()
         if kernel.refusal is None
     }
     if not usable:
         return reference(*arguments)
     return jax.lax.platform_dependent(*arguments, default=reference, **usable)
+
+
+def _with_derivative(
+    run: Callable[..., Any], reference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Kernels have none of their own: the reference is differentiated in their place.
+
+    It is needed on every platform, for what is differentiated is what was traced.
+    """
+    run_or_differentiate = jax.custom_jvp(run)
+
+    @run_or_differentiate.defjvp
+    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        return jax.jvp(reference, primals, tangents)
+
+    return run_or_differentiate
 
 
 def _override() -> Implementation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -111,7 +113,9 @@ class Attention(struct.PyTreeNode):
             slots = held_positions(lengths, state.k.shape[2])
         k_cache, v_cache = (rows_of(y, state.table) for y in (state.k, state.v))
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        attend = window_attention if self.tile is None else window_attention_by_row
+        attend = partial(window_attention, spread=self.spread)
+        if self.tile is not None:
+            attend = window_attention_by_row
         mixed = attend(
             q,
             k,

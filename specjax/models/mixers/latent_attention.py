@@ -8,6 +8,8 @@ key]``, and its first part is the value too.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -144,7 +146,9 @@ class LatentAttention(struct.PyTreeNode):
         # the last dimensions of the "value" are the rotary key, and are dropped: to cut
         # them off the cache would copy it
         cache = rows_of(state.rows, state.table)
-        attend = window_attention if self.tile is None else window_attention_by_row
+        attend = partial(window_attention, spread=self.spread)
+        if self.tile is not None:
+            attend = window_attention_by_row
         read = attend(
             self._queries(x, aids),
             row,
