@@ -9,7 +9,7 @@ A new drafter is one file here and one line in ``DRAFTERS``; from outside the pa
   heads too), ``model_state``, and ``vocabulary`` for models of other tokens;
 - heads over (hidden state, next token) pairs: ``features`` is what they have in common,
   ``head_chain`` drafts with them, ``eagle`` and ``mtp`` (``mtp_modules``,
-  ``mtp_shared_choice``) are the networks; ``medusa`` needs no memory;
+  ``mtp_shared_choice``), ``hydra`` are the networks; ``medusa`` needs no memory;
 - heads that fill in blocks: ``block``;
 - drafters of drafters: ``cascade``, ``merged``, ``capped``, and ``simulated``, which
   accepts as often as it is told;
@@ -27,11 +27,12 @@ from specjax.drafters.block import BlockChain, BlockTree
 from specjax.drafters.block.slots import SlotHead
 from specjax.drafters.cascade import Cascade
 from specjax.drafters.draft_model import DraftModel
-from specjax.drafters.draft_tree import DraftTree
+from specjax.drafters.draft_tree import DraftTree, HeadTree
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
 from specjax.drafters.eagle.parallel import ParallelChain, ParallelHead
 from specjax.drafters.features import FeatureHead
 from specjax.drafters.head_chain import HeadChain
+from specjax.drafters.hydra import HydraHeads
 from specjax.drafters.length import Confidence
 from specjax.drafters.medusa import MedusaChain, MedusaHeads, MedusaTree
 from specjax.drafters.merged import MergedTree
@@ -100,6 +101,11 @@ def _chain(
 def _medusa_tree(options: DrafterOptions) -> Drafter:
     part = needed(options.part, Source.PART, MedusaHeads)
     return MedusaTree(part, full(options.branching))
+
+
+def _hydra_tree(options: DrafterOptions) -> Drafter:
+    heads = needed(options.part, Source.PART, HydraHeads)
+    return HeadTree(heads, full(options.branching))
 
 
 def _head_dynamic_tree(options: DrafterOptions) -> Drafter:
@@ -186,6 +192,23 @@ DRAFTERS: dict[str, DrafterEntry] = {
         parts=("medusa",),
         uses=frozenset({"branching"}),
         reference="2401.10774",
+    ),
+    "hydra": DrafterEntry(
+        _chain(HeadChain, HydraHeads),
+        "such heads, each told what was drafted before it",
+        source=Source.PART,
+        uses=frozenset({"pick", "least"}),
+        q="one-hot or drawn",
+        reference="2402.05109",
+    ),
+    "hydra-tree": DrafterEntry(
+        _hydra_tree,
+        "the best tokens of such heads, as a tree of fixed shape",
+        takes_k=False,
+        source=Source.PART,
+        parts=("hydra",),
+        uses=frozenset({"branching"}),
+        reference="2402.05109",
     ),
     "dynamic-tree": DrafterEntry(
         _dynamic_tree,

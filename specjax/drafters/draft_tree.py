@@ -24,7 +24,13 @@ from specjax.decoding.types import (
 )
 from specjax.drafters.chain import Said
 from specjax.drafters.drawing import draft_noise
-from specjax.drafters.features import HeadState, OwnHead, anchor_window, safe_rows
+from specjax.drafters.features import (
+    HeadState,
+    OwnHead,
+    anchor_window,
+    check_depth,
+    safe_rows,
+)
 from specjax.drafters.guessing import guessing
 from specjax.drafters.model_state import (
     DraftModelState,
@@ -219,6 +225,11 @@ class HeadTree(StaticTree, OwnHead):
     """
 
     name = "head-tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.tree, Tree):
+            check_depth(self.head, "a tree of depth", self.tree.max_depth)
 
     def propose(self, state: HeadState, context: Context) -> tuple[Proposal, None]:
         """Grow the tree from the last committed pair."""

@@ -19,7 +19,13 @@ from specjax.decoding.interfaces import ProposalLaw
 from specjax.decoding.laws import Laws
 from specjax.decoding.trees import grow, rerank, start
 from specjax.decoding.types import Context, Proposal, Window
-from specjax.drafters.features import HeadState, OwnHead, anchor_window, safe_rows
+from specjax.drafters.features import (
+    HeadState,
+    OwnHead,
+    anchor_window,
+    check_depth,
+    safe_rows,
+)
 from specjax.drafters.guessing import guessing
 from specjax.drafters.model_state import (
     DraftModelState,
@@ -108,6 +114,10 @@ class HeadDynamicTree(DynamicTree, OwnHead):
     target's hidden state. A row without a pair drafts nothing."""
 
     name = "head-dynamic-tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_depth(self.head, "a tree of depth", self.depth)
 
     def propose(self, state: HeadState, context: Context) -> tuple[Proposal, None]:
         """Grow a tree from the last committed pair."""

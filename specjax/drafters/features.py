@@ -194,3 +194,14 @@ def safe_rows(logits: Float[Array, "B W V"]) -> Float[Array, "B W V"]:
     """
     best = logits.max(axis=-1, keepdims=True)  # NaN if any is
     return jnp.where(jnp.isfinite(best), logits, 0.0)
+
+
+def check_depth(head: Any, what: str, depth: Any) -> None:
+    """Refuse more drafts than there are heads, where there is one for each draft.
+
+    JAX rebuilds pytrees with anything in the place of their parts; of those nothing is
+    asked.
+    """
+    count = getattr(head, "num_heads", None)
+    if isinstance(count, int) and isinstance(depth, int) and depth > count:
+        raise ValueError(f"{what} {depth}: there are {count} heads, one a draft")

@@ -13,6 +13,7 @@ from specjax.drafters.features import (
     HeadState,
     OwnHead,
     anchor_window,
+    check_depth,
     safe_rows,
 )
 from specjax.drafters.guessing import guessing
@@ -30,6 +31,10 @@ class HeadChain(ChainDrafter, OwnHead):
     """
 
     name = "head-chain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_depth(self.head, "k", self.k)
 
     def propose(self, state: HeadState, context: Context) -> tuple[Proposal, None]:
         """Draft on from the last committed pair."""

@@ -21,7 +21,7 @@ from specjax.decoding.laws import Laws
 from specjax.decoding.trees import Tree
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 from specjax.drafters.chain import ChainDrafter, Said
-from specjax.drafters.features import along, anchor_window, safe_rows
+from specjax.drafters.features import along, anchor_window, check_depth, safe_rows
 from specjax.models.linear import Linear
 
 
@@ -128,7 +128,7 @@ class MedusaChain(ChainDrafter, OwnHeads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_depth(self.heads, "k", self.k)
+        check_depth(self.heads, "k", self.k)
 
     def propose(self, state: MedusaState, context: Context) -> tuple[Proposal, None]:
         """Ask all heads at once, then pick a token of each."""
@@ -164,7 +164,7 @@ class MedusaTree(OwnHeads):
             return  # rebuilt by JAX
         if self.tree.num_nodes == 0:
             raise ValueError("a draft tree needs at least one node")
-        _check_depth(self.heads, "tree of depth", self.tree.max_depth)
+        check_depth(self.heads, "tree of depth", self.tree.max_depth)
         vocab = getattr(self.heads, "vocab_size", None)
         widest = max(self.tree.ranks)
         if isinstance(vocab, int) and widest >= vocab:
@@ -220,10 +220,3 @@ def _behind_each(tokens: Int[Array, "B K"]) -> Window:
         ancestors=jnp.broadcast_to(before, (batch, k, k)),
         valid=jnp.ones((batch, k), bool),
     )
-
-
-def _check_depth(heads: Any, what: str, depth: Any) -> None:
-    """JAX rebuilds pytrees with anything in the place of their parts."""
-    count = getattr(heads, "num_heads", None)
-    if isinstance(count, int) and isinstance(depth, int) and depth > count:
-        raise ValueError(f"{what} {depth}: there are {count} heads, one a draft")

@@ -24,7 +24,11 @@ from specjax.drafters.draft_tree import DraftTree, HeadTree
 from specjax.drafters.drawing import Pick
 from specjax.drafters.dynamic_tree import HeadDynamicTree, ModelDynamicTree
 from specjax.drafters.head_chain import HeadChain
+from specjax.drafters.hydra import HydraHead, HydraHeads
 from specjax.drafters.length import Confidence
+from specjax.drafters.medusa import MedusaHead
+from specjax.models.ends import Ends
+from specjax.models.linear import Linear
 
 V, K = 8, 4
 COUNTERS = ("accepted", "drafted")
@@ -151,6 +155,40 @@ def test_a_head_that_knows_the_answer_is_accepted_to_the_last_token(temperature,
             assert told == [(K, K)] * 20
         else:
             assert told == [(K, K)] * 20 + [(0, 0)]
+
+
+def hydra_of(table_before, table_token, count=3):
+    """Heads for a law of two terms, by the token before and the token itself."""
+
+    def head(i):
+        last = [jnp.zeros((V, i * V)), table_before.T, table_token.T]
+        skip = Linear(jnp.concatenate(last, axis=1))
+        same = Linear(jnp.eye(V), bias=jnp.zeros(V))
+        return HydraHead(Linear(0 * skip.weight), skip, MedusaHead((), same))
+
+    ends = Ends(embedding=jnp.eye(V), head=Linear(jnp.eye(V)))
+    return HydraHeads(ends, tuple(map(head, range(count))), tap=0)
+
+
+@pytest.mark.parametrize(("temperature", "rule"), [(0.0, Greedy()), (1.0, Coupled())])
+def test_hydra_heads_that_know_the_answer_are_accepted_to_the_last(temperature, rule):
+    """Each reads the hidden state or the drafts: with a wire cut it is often wrong."""
+    before, token = TABLE[0], TABLE[1]
+    target = PairTarget(before[:, None] + token[None])
+    heads = hydra_of(before, token)
+    rows = generate(
+        engine(HeadChain(heads, 3), rule, target), requests(61, temperature)
+    )
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        told = [(r.drafted, r.accepted) for r in row.rounds]
+        if len(prompt) == 1:  # no pair: the first token comes without a draft
+            assert told.pop(0) == (0, 0) and told == [(3, 3)] * 15
+        else:
+            assert told == [(3, 3)] * 15 + [(0, 0)]
+    cut = hydra_of(token, before)
+    rows = generate(engine(HeadChain(cut, 3), rule, target), requests(61, temperature))
+    accepted, drafted = (sum(getattr(row, x) for row in rows) for x in COUNTERS)
+    assert accepted < 0.6 * drafted
 
 
 def test_a_head_whose_pairs_are_shifted_is_worth_little():

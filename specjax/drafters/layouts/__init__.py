@@ -8,7 +8,15 @@ makes the part that the drafter runs. A new layout is one file here and one line
 
 from __future__ import annotations
 
-from specjax.drafters.layouts import dflash, dspark, eagle1, eagle3, medusa, p_eagle
+from specjax.drafters.layouts import (
+    dflash,
+    dspark,
+    eagle1,
+    eagle3,
+    hydra,
+    medusa,
+    p_eagle,
+)
 from specjax.drafters.layouts.layout import Export, Host, Layout
 
 __all__ = ["LAYOUTS", "Export", "Host", "Layout"]
@@ -20,5 +28,6 @@ LAYOUTS: tuple[Layout, ...] = (
     *eagle3.LAYOUTS,
     p_eagle.LAYOUT,
     *medusa.LAYOUTS,
+    hydra.LAYOUT,
 )
 """In the order in which they are tried."""

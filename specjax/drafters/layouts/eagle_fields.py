@@ -109,9 +109,11 @@ def read_block(name: str, found: Transformer, make: Builder, norm: Any = None) -
     return Block(Sublayer(norm, mixer), read_feedforward(name, found, make))
 
 
-def read_embedding(hidden: int, fields: Fields, make: Builder, host: Host) -> jax.Array:
+def read_embedding(
+    hidden: int, fields: Fields, make: Builder, host: Host, name: str = "embed_tokens"
+) -> jax.Array:
     """The stored embedding, or the target's where there is none or it is the same."""
-    name, shared = "embed_tokens", host.ends.embedding
+    shared = host.ends.embedding
     if make.has(f"{name}.weight"):
         matrix = make.embedding(name, host.vocab_size, hidden)
         alike = matrix.shape == shared.shape and matrix.dtype == shared.dtype

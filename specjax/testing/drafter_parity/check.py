@@ -42,6 +42,7 @@ REPLAYS: dict[str, str] = {
     "eagle3": "eagle",
     "p-eagle": "p_eagle",
     "medusa": "medusa",
+    "hydra": "hydra",
 }
 """The module here that replays a layout's ``method``."""
 
@@ -52,6 +53,7 @@ GIVEN = (
     "accepted",
     "round2_in_ids",
     "medusa_choices",
+    "tree_choices",
     "base_logits",
     "spec_generate_ids",
 )

@@ -16,6 +16,7 @@ from specjax.drafters.drawing import Pick
 from specjax.drafters.dynamic_tree import HeadDynamicTree
 from specjax.drafters.eagle.eagle3 import Recycled
 from specjax.drafters.features import FeatureHead, HeadState, OwnHead, read_pairs
+from specjax.drafters.guessing import guessing
 from specjax.drafters.head_chain import HeadChain, first_hidden, read_drafts
 from specjax.testing.drafter_parity.rows import context, path, taken_in
 
@@ -55,9 +56,10 @@ def rounds(
     oracle: Mapping[str, np.ndarray],
     features: Any,
     prefix: str = "",
+    steps: int = STEPS,
 ) -> dict[str, np.ndarray]:
     """Prompt, drafts, a forced acceptance, drafts."""
-    drafter = HeadChain(part, STEPS, pick=Pick.BEST)
+    drafter = HeadChain(part, steps, pick=Pick.BEST)
     empty = drafter.init(1, 64)
     text = [*oracle["prompt_ids"].tolist(), int(oracle["first_token"])]
     state, found = pairs(
@@ -93,10 +95,11 @@ def chain(
 ) -> dict[str, np.ndarray]:
     """A round of drafts, and what each step of it read."""
     proposal = _propose(drafter, state, context(text))
-    outs, hidden = [state.out[:, None]], first_hidden(state, STEPS)
-    for step in range(1, STEPS):
+    head = guessing(drafter.head, state.own)
+    outs, hidden = [state.out[:, None]], first_hidden(state, drafter.k)
+    for step in range(1, drafter.k):
         last, _, hidden = _read_drafts(
-            drafter.head, state, jnp.int32(step), proposal.tokens, hidden
+            head, state, jnp.int32(step), proposal.tokens, hidden
         )
         outs.append(last)
     out = jnp.concatenate(outs, axis=1)
