@@ -54,13 +54,17 @@ def delta_window(
     state: Float[Array, "B H dk dv"],
     ancestors: Bool[Array, "B W W"],
     past: Records | None = None,
+    num_past: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B W H dv"], Float[Array, "B W H dv"]]:
     """Outputs ``O`` and updates ``U`` of every row; ``beta`` is ``None``: no delta.
 
     The state is read once and not written. ``past`` are rows, one after another, that
-    stand between the state and the window.
+    stand between the state and the window; in those beyond the first ``num_past``
+    anything may stand. Its dtype may be narrower than the state's.
     """
     heads = v.shape[2]
+    if past is not None:
+        past = first_rows(past, num_past, state.dtype)
     sums = path_sums(per_channel(log_decay), ancestors)
     keys = k.swapaxes(1, 2)
     reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
@@ -77,14 +81,17 @@ def delta_window(
 
 
 def delta_fold(
-    state: Float[Array, "B H dk dv"], rows: Records
+    state: Float[Array, "B H dk dv"], rows: Records, num: Int[Array, " B"]
 ) -> Float[Array, "B H dk dv"]:
-    """The state after rows that stand one after another.
+    """The state after the first ``num`` of rows that stand one after another.
 
-    ``S = e^(G_n) S0 + sum_j (e^(G_n - G_j) k_j) u_j^T``; rows of zeros do nothing.
+    ``S = e^(G_n) S0 + sum_j (e^(G_n - G_j) k_j) u_j^T``. It is unchanged where ``num``
+    is 0. What stands in the other rows is not looked at.
     """
+    rows = first_rows(rows, num, state.dtype)
     total, keys = _weighted(rows, state.shape[1])
-    return total * state + dot("bhsk,bshv->bhkv", keys, rows.updates)
+    folded = total * state + dot("bhsk,bshv->bhkv", keys, rows.updates)
+    return jnp.where((num > 0)[:, None, None, None], folded, state)
 
 
 def delta_commit(
@@ -97,8 +104,45 @@ def delta_commit(
 
     What stands in rows off the path, or beyond ``num``, is not looked at.
     """
-    folded = delta_fold(state, take_rows(rows, path, num))
-    return jnp.where((num > 0)[:, None, None, None], folded, state)
+    return delta_fold(state, take_rows(rows, path, num), num)
+
+
+def delta_commit_window(
+    state: Float[Array, "B H dk dv"],
+    rows: Records,
+    path: Int[Array, "B P"],
+    num: Int[Array, " B"],
+    q: Float[Array, "B W G dk"],
+    k: Float[Array, "B W G dk"],
+    v: Float[Array, "B W H dv"],
+    log_decay: Float[Array, "B W H *dk"],
+    beta: Float[Array, "B W H"] | None,
+    ancestors: Bool[Array, "B W W"],
+) -> tuple[
+    Float[Array, "B W H dv"], Float[Array, "B W H dv"], Float[Array, "B H dk dv"]
+]:
+    """``delta_commit`` of the last round, then ``delta_window`` of this one.
+
+    Outputs, updates and the committed state. A kernel passes over the state once.
+    """
+    state = delta_commit(state, rows, path, num)
+    found = delta_window(q, k, v, log_decay, beta, state, ancestors)
+    return (*found, state)
+
+
+def first_rows(
+    rows: Records, num: Int[Array, " B"] | None, dtype: jax.typing.DTypeLike
+) -> Records:
+    """The first ``num`` rows (all, for ``None``) in this dtype, and zeros behind."""
+    held = jnp.arange(rows.k.shape[1], dtype=jnp.int32)
+
+    def keep(x: jax.Array) -> jax.Array:
+        if num is None:
+            return x.astype(dtype)
+        mask = (held < num[:, None]).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.zeros((), x.dtype)).astype(dtype)
+
+    return jax.tree.map(keep, rows)
 
 
 def take_rows(rows: Records, path: Int[Array, "B P"], num: Int[Array, " B"]) -> Records:

@@ -93,7 +93,8 @@ class Ring:
             beta,
             state.matrix,
             ancestors,
-            past=_live(state),
+            past=state.records,
+            num_past=state.count,
         )
         return out, Records(k=k, updates=updates.astype(stored), log_decay=log_decay)
 
@@ -145,26 +146,13 @@ class Ring:
         return jnp.dtype(dtype if self.dtype is None else self.dtype)
 
 
-def _live(state: RingState) -> Records:
-    """The records that count, as wide as the state, and zeros in the other slots."""
-    slots = state.records.k.shape[1]
-    live = jnp.arange(slots, dtype=jnp.int32) < state.count[:, None]
-
-    def keep(x: jax.Array) -> jax.Array:
-        mask = live.reshape(*live.shape, *[1] * (x.ndim - 2))
-        return jnp.where(mask, x, jnp.zeros((), x.dtype))
-
-    return _widen(jax.tree.map(keep, state.records), state)
-
-
 def _widen(records: Records, state: RingState) -> Records:
     return jax.tree.map(lambda x: x.astype(state.matrix.dtype), records)
 
 
 def _folded(state: RingState, rows: Bool[Array, " B"]) -> Float[Array, "B H dk dv"]:
     """The matrices with all records folded in, in these rows of the batch."""
-    folded = delta_fold(state.matrix, _live(state))
-    return jnp.where(rows[:, None, None, None], folded, state.matrix)
+    return delta_fold(state.matrix, state.records, jnp.where(rows, state.count, 0))
 
 
 def _append(

@@ -1,0 +1,124 @@
+"""How a gated delta window is cut into a kernel's steps, and what cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+LANES, SUBLANES = 128, 8
+
+MOST_ROWS = 64
+"""Rows of the widest window, and of the longest past. Both are unrolled."""
+
+FEWEST_LANES = 64
+"""The narrowest head."""
+
+STATE_BYTES = 1 << 20
+"""Of the state in one step, about: enough to hide what a step costs by itself."""
+
+_UNROLLED = 128
+"""Heads times rows that one step may unroll, where it has a choice."""
+
+_VMEM_BYTES = 12 << 20
+"""What all blocks of one step may take, twice over: v4 has 16 MiB."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One call of the kernel: its sizes and which of its parts it has."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    rows: int = 0
+    """Of the window; 0: there is none, and the state is only advanced."""
+    past: int = 0
+    """Rows between the state and the window; 0: there are none."""
+    channel_decay: bool = False
+    delta: bool = True
+    """Whether updates are what the state does not foretell, or the values."""
+    writes: bool = False
+    """The state after the past rows is written."""
+
+    @property
+    def share(self) -> int:
+        """Heads of the state that one key head serves."""
+        return self.heads // self.key_heads
+
+    @property
+    def words(self) -> int:
+        """Of 32 bits, that say which of the past rows count."""
+        return -(-self.past // 32)
+
+    @property
+    def key_heads_per_step(self) -> int:
+        """The largest that fits, or 0: none does."""
+        fitting = [n for n in self._splits() if self._fits(n)]
+        good = [n for n in fitting if self._is_small(n)]
+        return max(good) if good else min(fitting, default=0)
+
+    @property
+    def heads_per_step(self) -> int:
+        """Of the state."""
+        return self.key_heads_per_step * self.share
+
+    @property
+    def steps(self) -> int:
+        """Along the heads."""
+        return self.key_heads // self.key_heads_per_step
+
+    def refusal(self) -> str | None:
+        """Why there is no kernel for this call, or ``None``."""
+        if max(self.rows, self.past) > MOST_ROWS:
+            return f"more than {MOST_ROWS} rows: {max(self.rows, self.past)}"
+        if self.key_dim % SUBLANES or self.value_dim % SUBLANES:
+            return (
+                f"heads of {self.key_dim} by {self.value_dim}: "
+                f"not multiples of {SUBLANES}"
+            )
+        if min(self.key_dim, self.value_dim) < FEWEST_LANES:
+            return (
+                f"heads of {self.key_dim} by {self.value_dim}: below {FEWEST_LANES}, "
+                "vectors are mostly empty"
+            )
+        if self.key_dim > 2 * LANES or self.value_dim > 2 * LANES:
+            return f"heads of {self.key_dim} by {self.value_dim}: beyond {2 * LANES}"
+        if self.key_heads_per_step == 0:
+            return (
+                f"{self.heads} heads of {self.key_dim} by {self.value_dim} for "
+                f"{self.key_heads} key heads: no part of them makes whole vectors and "
+                "fits the memory of a core"
+            )
+        return None
+
+    def _splits(self) -> list[int]:
+        """Key heads in one step, such that every block's lanes are whole vectors."""
+
+        def whole(count: int) -> bool:
+            keys, values = count * self.key_dim, count * self.share * self.value_dim
+            return keys % LANES == 0 and values % LANES == 0
+
+        every = self.key_heads
+        counts = [n for n in range(1, every + 1) if every % n == 0]
+        return [n for n in counts if n == every or whole(n)]
+
+    def _state_bytes(self, key_heads: int) -> int:
+        dim = math.ceil(self.value_dim / LANES) * LANES
+        return 4 * key_heads * self.share * self.key_dim * dim
+
+    def _fits(self, key_heads: int) -> bool:
+        rows = SUBLANES * (
+            math.ceil(self.rows / SUBLANES) + math.ceil(self.past / SUBLANES)
+        )
+        keys, heads = key_heads * self.key_dim, key_heads * self.share
+        decays = heads * self.key_dim if self.channel_decay else LANES
+        window = 4 * rows * (2 * keys + 3 * heads * self.value_dim + 2 * decays)
+        state = self._state_bytes(key_heads) * (1 + self.writes)
+        return 2 * (state + window) <= _VMEM_BYTES
+
+    def _is_small(self, key_heads: int) -> bool:
+        heads = key_heads * self.share
+        unrolled = heads * max(self.rows, self.past, 1)
+        return self._state_bytes(key_heads) <= STATE_BYTES and unrolled <= _UNROLLED

@@ -1,0 +1,291 @@
+"""Gated delta windows on TPU: one pass over the state for all that a round does.
+
+One kernel has three parts, each of which a call may leave out. **Advance**: fold past
+rows into the state, those of the last round's accepted path or of a ring. **Write** the
+state so made. **Window**: outputs and updates of all rows from it. So to verify is the
+third, to commit the first two, to read through a ring the first and the third, and a
+commit of the last round in one pass with this round's verify is all three.
+
+A step of the grid takes some heads of one batch row.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import compat
+from pallas_kernels.delta_window import kernel
+from pallas_kernels.delta_window.plan import Plan
+from pallas_kernels.delta_window.reference import Records
+
+Operand = tuple[jax.Array, pl.BlockSpec]
+
+
+class Window(NamedTuple):
+    """The window's own arguments of ``reference.delta_window``."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    log_decay: jax.Array
+    beta: jax.Array | None
+    ancestors: jax.Array
+
+
+class Past(NamedTuple):
+    """Rows behind the state, one after another, and which of them count."""
+
+    rows: Records
+    taken: jax.Array  # [B, words] int32: bit j, for row j
+
+    @property
+    def count(self) -> int:
+        """Of the rows there are."""
+        return self.rows.k.shape[1]
+
+
+def delta_window(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array | None,
+    state: jax.Array,
+    ancestors: jax.Array,
+    past: Records | None = None,
+    num_past: jax.Array | None = None,
+    *,
+    interpret: compat.Interpret = False,
+) -> tuple[jax.Array, jax.Array]:
+    """``reference.delta_window``."""
+    window = Window(q, k, v, log_decay, beta, ancestors)
+    behind = None if past is None else first(past, num_past)
+    out, updates = call(state, window, behind, interpret=interpret)
+    return out, updates
+
+
+def delta_fold(
+    state: jax.Array,
+    rows: Records,
+    num: jax.Array,
+    *,
+    interpret: compat.Interpret = False,
+) -> jax.Array:
+    """``reference.delta_fold``, in the place of the state."""
+    (state,) = call(state, None, first(rows, num), writes=True, interpret=interpret)
+    return state
+
+
+def delta_commit(
+    state: jax.Array,
+    rows: Records,
+    path: jax.Array,
+    num: jax.Array,
+    *,
+    interpret: compat.Interpret = False,
+) -> jax.Array:
+    """``reference.delta_commit``, in the place of the state."""
+    past = on_path(rows, path, num)
+    (state,) = call(state, None, past, writes=True, interpret=interpret)
+    return state
+
+
+def delta_commit_window(
+    state: jax.Array,
+    rows: Records,
+    path: jax.Array,
+    num: jax.Array,
+    *window: Any,
+    interpret: compat.Interpret = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``reference.delta_commit_window``, in the place of the state."""
+    past = on_path(rows, path, num)
+    out, updates, state = call(
+        state, Window(*window), past, writes=True, interpret=interpret
+    )
+    return out, updates, state
+
+
+def refusal(
+    state: Any, window: Window | None, past: Records | None, *, writes: bool = False
+) -> str | None:
+    """Why the kernel does not take these arrays, or ``None``: it does."""
+    for name, x in {"state": state, **(window._asdict() if window else {})}.items():
+        if x is not None and x.dtype != jnp.float32 and name != "ancestors":
+            return f"{name} is {x.dtype}, and the kernel's arithmetic float32"
+    for x in jax.tree.leaves(past):
+        if x.dtype not in (jnp.float32, jnp.bfloat16):
+            return f"records are {x.dtype}, not float32 or bfloat16"
+    return plan_of(state, window, past, writes=writes).refusal()
+
+
+def first(rows: Records, num: Int[Array, " B"] | None) -> Past:
+    """The first ``num`` rows; all of them, if it is ``None``."""
+    batch, count = rows.k.shape[:2]
+    words = jnp.arange(-(-count // 32), dtype=jnp.int32) * 32
+    held = jnp.full((batch,), count, jnp.int32) if num is None else num
+    bits = jnp.clip(held[:, None] - words, 0, 32)
+    # a shift by 32 is not defined
+    taken = jnp.where(bits == 32, -1, (1 << jnp.minimum(bits, 31)) - 1)
+    return Past(rows, taken.astype(jnp.int32))
+
+
+def on_path(rows: Records, path: Int[Array, "B P"], num: Int[Array, " B"]) -> Past:
+    """The first ``num`` rows of ``path``, which must go up: a path down a tree does."""
+    words = jnp.arange(-(-rows.k.shape[1] // 32), dtype=jnp.int32)
+    counted = jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None]
+    here = (path[:, :, None] // 32 == words) & counted[:, :, None]
+    bits = jnp.where(here, 1 << (path[:, :, None] % 32), 0)
+    return Past(rows, jnp.sum(bits, axis=1, dtype=jnp.int32))
+
+
+def plan_of(
+    state: Any, window: Window | None = None, past: Records | None = None, **kind: bool
+) -> Plan:
+    """Of a call with these arrays, of which only shapes are looked at."""
+    batch, heads, key_dim, value_dim = state.shape
+    some = window or past
+    assert some is not None, "neither a window nor past rows: there is nothing to do"
+    return Plan(
+        batch=batch,
+        heads=heads,
+        key_heads=some.k.shape[2],
+        key_dim=key_dim,
+        value_dim=value_dim,
+        rows=0 if window is None else window.k.shape[1],
+        past=0 if past is None else past.k.shape[1],
+        channel_decay=some.log_decay.ndim == 4,
+        delta=window is not None and window.beta is not None,
+        **kind,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("writes", "interpret"))
+def call(
+    state: Float[Array, "B H dk dv"],
+    window: Window | None = None,
+    past: Past | None = None,
+    *,
+    writes: bool = False,
+    interpret: compat.Interpret = False,
+) -> tuple[jax.Array, ...]:
+    """Outputs and updates ``[B, W, H, dv]`` if there is a window, and the state behind
+    the past rows if it is to be written, in the place of the old one.
+
+    Of past rows that do not count, nothing is looked at.
+    """
+    plan = plan_of(state, window, past and past.rows, writes=writes)
+    operands = dict[str, Operand]()
+    if window is not None:
+        operands |= _window_operands(plan, window)
+    if past is not None:
+        operands |= _past_operands(plan, past.rows)
+    operands["state"] = (state, _state_spec(plan))
+    outputs = _outputs(plan)
+    taken = jnp.zeros((plan.batch, 1), jnp.int32) if past is None else past.taken
+    found = pl.pallas_call(
+        functools.partial(kernel.run, plan, (*operands, *outputs)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(plan.batch, plan.steps),
+            in_specs=[spec for _, spec in operands.values()],
+            out_specs=[spec for _, spec in outputs.values()],
+        ),
+        out_shape=[shape for shape, _ in outputs.values()],
+        input_output_aliases={len(operands): len(outputs) - 1} if writes else {},
+        compiler_params=compat.tpu_params(("parallel", "parallel")),
+        cost_estimate=_cost(plan, operands, outputs),
+        interpret=interpret,
+        name="delta_window",
+    )(taken, *(x for x, _ in operands.values()))
+    split = (plan.batch, plan.rows, plan.heads, plan.value_dim)
+    return tuple(
+        x.reshape(split) if name != "written" else x
+        for name, x in zip(outputs, found, strict=True)
+    )
+
+
+def _window_operands(plan: Plan, window: Window) -> dict[str, Operand]:
+    rows = plan.rows
+    found = {
+        "ancestors": (
+            window.ancestors.astype(jnp.float32),
+            pl.BlockSpec((1, rows, rows), lambda b, i, _: (b, 0, 0)),
+        ),
+        "q": _side_by_side(plan, window.q),
+        "k": _side_by_side(plan, window.k),
+        "v": _side_by_side(plan, window.v),
+        "log_decay": _decays(plan, window.log_decay),
+    }
+    if window.beta is not None:
+        found["beta"] = _by_head(plan, window.beta)
+    return found
+
+
+def _past_operands(plan: Plan, past: Records) -> dict[str, Operand]:
+    return {
+        "past_k": _side_by_side(plan, past.k),
+        "past_u": _side_by_side(plan, past.updates),
+        "past_decay": _decays(plan, past.log_decay),
+    }
+
+
+def _decays(plan: Plan, x: jax.Array) -> Operand:
+    return _side_by_side(plan, x) if plan.channel_decay else _by_head(plan, x)
+
+
+def _side_by_side(plan: Plan, x: Float[Array, "B n heads dim"]) -> Operand:
+    """Heads in the lanes, and those of one step."""
+    batch, rows, heads, dim = x.shape
+    lanes = heads * dim
+    spec = pl.BlockSpec((1, rows, lanes // plan.steps), lambda b, i, _: (b, 0, i))
+    return x.reshape(batch, rows, lanes), spec
+
+
+def _by_head(plan: Plan, x: Float[Array, "B n H"]) -> Operand:
+    """One number a head: the rows in the lanes."""
+    batch, rows, heads = x.shape
+    per_step = heads // plan.steps
+    x = x.swapaxes(1, 2).reshape(batch, plan.steps, per_step, rows)
+    return x, pl.BlockSpec((1, 1, per_step, rows), lambda b, i, _: (b, i, 0, 0))
+
+
+def _state_spec(plan: Plan) -> pl.BlockSpec:
+    block = (1, plan.heads_per_step, plan.key_dim, plan.value_dim)
+    return pl.BlockSpec(block, lambda b, i, _: (b, i, 0, 0))
+
+
+def _outputs(plan: Plan) -> dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
+    found = {}
+    if plan.rows:
+        lanes = plan.heads * plan.value_dim
+        shape = jax.ShapeDtypeStruct((plan.batch, plan.rows, lanes), jnp.float32)
+        block = (1, plan.rows, lanes // plan.steps)
+        for name in ("out", "updates"):
+            found[name] = (shape, pl.BlockSpec(block, lambda b, i, _: (b, 0, i)))
+    if plan.writes:
+        sizes = (plan.batch, plan.heads, plan.key_dim, plan.value_dim)
+        found["written"] = (
+            jax.ShapeDtypeStruct(sizes, jnp.float32),
+            _state_spec(plan),
+        )
+    return found
+
+
+def _cost(plan: Plan, operands: Any, outputs: Any) -> pl.CostEstimate:
+    """Everything is read once and written once."""
+    arrays = [x for x, _ in (*operands.values(), *outputs.values())]
+    reads = plan.rows * (1 + plan.delta) + plan.past
+    matrices = plan.batch * plan.heads * plan.key_dim * plan.value_dim
+    return pl.CostEstimate(
+        flops=2 * reads * matrices,
+        bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
+        transcendentals=plan.batch * plan.heads * plan.rows * (plan.rows + 1),
+    )

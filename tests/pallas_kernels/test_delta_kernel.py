@@ -1,0 +1,349 @@
+"""The TPU kernel of gated delta windows, emulated, against the reference in float64."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import compat, platforms
+from pallas_kernels.delta_window import api, plan, reference, tpu
+from pallas_kernels.delta_window.reference import Records
+from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
+
+GDN = DeltaSpec(heads=4, key_heads=2)
+KDA = DeltaSpec(heads=2, key_heads=2, channel_decay=True)
+PLAIN = DeltaSpec(heads=4, key_heads=2, value_dim=64, delta=False)
+CLOSE = {"rtol": 0, "atol": 4e-6}
+"""Outputs and states are of the order of 1, and up to about 5."""
+
+B = 3
+
+
+def parents_of(width: int) -> list[list[int]]:
+    """A chain, a star and a random tree; the anchor is row 0."""
+    draw = np.random.default_rng(width)
+    return [
+        list(range(width - 1)),
+        [0] * (width - 1),
+        [int(draw.integers(max(0, i - 3), i + 1)) for i in range(width - 1)],
+    ]
+
+
+def path_to(parents: list[int], row: int) -> list[int]:
+    return [0] if row == 0 else [*path_to(parents, parents[row - 1]), row]
+
+
+def ancestors(width: int) -> np.ndarray:
+    mask = np.zeros((B, width, width), bool)
+    for b, parents in enumerate(parents_of(width)):
+        for row in range(width):
+            mask[b, row, path_to(parents, row)] = True
+    return mask
+
+
+@dataclasses.dataclass
+class Case:
+    """One call's arrays, in float32."""
+
+    spec: DeltaSpec
+    width: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.draw = np.random.default_rng(self.seed)
+        spec, width = self.spec, self.width
+        self.state = self.normal(B, spec.heads, spec.key_dim, spec.value_dim)
+        self.window = tpu.Window(
+            q=self.normal(B, width, spec.key_heads, spec.key_dim)
+            / np.float32(spec.key_dim**0.5),
+            k=self.keys(width),
+            v=self.normal(B, width, spec.heads, spec.value_dim),
+            log_decay=self.decay(width),
+            beta=self.rates(width) if spec.delta else None,
+            ancestors=ancestors(width),
+        )
+
+    def normal(self, *sizes: int) -> np.ndarray:
+        return self.draw.normal(size=sizes).astype(np.float32)
+
+    def keys(self, rows: int) -> np.ndarray:
+        k = self.normal(B, rows, self.spec.key_heads, self.spec.key_dim)
+        return k / np.linalg.norm(k, axis=-1, keepdims=True)
+
+    def decay(self, rows: int) -> np.ndarray:
+        sizes = (B, rows, *self.spec.decays)
+        return -self.draw.exponential(0.3, size=sizes).astype(np.float32)
+
+    def rates(self, rows: int) -> np.ndarray:
+        return self.draw.uniform(size=(B, rows, self.spec.heads)).astype(np.float32)
+
+    def records(self, rows: int, dtype: Any = np.float32) -> Records:
+        return Records(
+            k=jnp.asarray(self.keys(rows), dtype),
+            updates=jnp.asarray(
+                self.normal(B, rows, self.spec.heads, self.spec.value_dim), dtype
+            ),
+            log_decay=jnp.asarray(self.decay(rows)),
+        )
+
+    def paths(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """To the last row, to a middle one, and none at all."""
+        path, num = np.full((B, rows), rows + 77, np.int32), np.zeros(B, np.int32)
+        for b, row in enumerate((rows - 1, rows // 2)):
+            steps = path_to(parents_of(rows)[2 * b], row)
+            path[b, : len(steps)], num[b] = steps, len(steps)
+        return path, num
+
+
+def exactly(function: Any, *arguments: Any) -> Any:
+    """The reference's results in float64."""
+
+    def widen(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    with jax.enable_x64(True):
+        wide = jax.tree.map(widen, arguments)
+        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
+
+
+def check(got: Any, wanted: Any) -> None:
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(np.asarray(ours), theirs, **CLOSE)
+
+
+def spoilt(records: Records, path: np.ndarray, num: np.ndarray) -> Records:
+    """With NaN in all rows that are not taken."""
+    kept = np.zeros(records.k.shape[:2], bool)
+    for b in range(B):
+        kept[b, path[b, : num[b]]] = True
+
+    def spoil(x: jax.Array) -> jax.Array:
+        mask = kept.reshape(*kept.shape, *[1] * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.asarray(np.nan, x.dtype))
+
+    return jax.tree.map(spoil, records)
+
+
+def check_verify(case: Case, interpret: Any = True) -> None:
+    q, k, v, decay, beta, mask = case.window
+    arguments = (q, k, v, decay, beta, case.state, mask)
+    got = tpu.delta_window(*map(as_array, arguments), interpret=interpret)
+    check(got, exactly(reference.delta_window, *arguments))
+
+
+def check_commit(case: Case, interpret: Any = True) -> None:
+    records, (path, num) = case.records(case.width), case.paths(case.width)
+    wanted = exactly(reference.delta_commit, case.state, records, path, num)
+    poisoned = spoilt(records, path, num)
+    case.state[2, 0, 0, 0] = -0.0  # nothing is taken there: not a bit may change
+    got = tpu.delta_commit(
+        jnp.asarray(case.state),
+        poisoned,
+        jnp.asarray(path),
+        jnp.asarray(num),
+        interpret=interpret,
+    )
+    check(got[:2], wanted[:2])
+    assert np.asarray(got[2]).tobytes() == case.state[2].tobytes()
+
+
+def check_both(case: Case, interpret: Any = True, rows: int = 9) -> None:
+    """The last round's commit and this round's window."""
+    records, (path, num) = case.records(rows), case.paths(rows)
+    rest = (path, num, *case.window)
+    wanted = exactly(reference.delta_commit_window, case.state, records, *rest)
+    got = tpu.delta_commit_window(
+        jnp.asarray(case.state),
+        spoilt(records, path, num),
+        *map(as_array, rest),
+        interpret=interpret,
+    )
+    check(got, wanted)
+
+
+def check_ring(case: Case, interpret: Any = True, slots: int = 16) -> None:
+    """A window behind recorded rows, in bfloat16, of which some count; and folding."""
+    records = case.records(slots, jnp.bfloat16)
+    path = np.broadcast_to(np.arange(slots, dtype=np.int32), (B, slots))
+    num = np.asarray([slots, slots - 3, 0], np.int32)
+    q, k, v, decay, beta, mask = case.window
+    arguments = (q, k, v, decay, beta, case.state, mask)
+    wanted = exactly(reference.delta_window, *arguments, records, num)
+    poisoned = spoilt(records, path, num)
+    got = tpu.delta_window(
+        *map(as_array, arguments), poisoned, jnp.asarray(num), interpret=interpret
+    )
+    check(got, wanted)
+    wanted = exactly(reference.delta_fold, case.state, records, num)
+    got = tpu.delta_fold(
+        jnp.asarray(case.state), poisoned, jnp.asarray(num), interpret=interpret
+    )
+    check(got, wanted)
+
+
+def as_array(x: Any) -> Any:
+    return None if x is None else jnp.asarray(x)
+
+
+CHECKS = {
+    "verify": check_verify,
+    "commit": check_commit,
+    "both": check_both,
+    "ring": check_ring,
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("operation", "spec", "width"),
+    [("verify", GDN, 8), ("verify", PLAIN, 3), ("both", KDA, 7), ("commit", GDN, 9)],
+)
+def test_the_kernel_is_the_reference(operation, spec, width):
+    CHECKS[operation](Case(spec, width))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 16, 33])
+@pytest.mark.parametrize("spec", [GDN, KDA, PLAIN], ids=["gdn", "kda", "plain"])
+@pytest.mark.parametrize("operation", CHECKS)
+def test_the_kernel_is_the_reference_at_every_width(operation, spec, width):
+    CHECKS[operation](Case(spec, width, seed=1))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("operation", ["verify", "both"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernel_is_the_reference_at_the_sizes_of_real_models(name, operation):
+    CHECKS[operation](Case(MODELS[name], 8, seed=2))
+
+
+# of value heads to key heads, of head sizes and of head counts
+SIZES = {
+    "one each": DeltaSpec(heads=3, key_heads=3),
+    "three each": DeltaSpec(heads=6, key_heads=2),
+    "four each, by channel": DeltaSpec(heads=8, key_heads=2, channel_decay=True),
+    "a prime number": DeltaSpec(heads=7, key_heads=7, key_dim=64, value_dim=64),
+    "a larger prime": DeltaSpec(heads=13, key_heads=13),
+    "80 wide": DeltaSpec(heads=4, key_heads=2, key_dim=80, value_dim=80),
+    "96 by 64": DeltaSpec(heads=4, key_heads=4, key_dim=96, value_dim=64),
+    "256 wide": DeltaSpec(heads=4, key_heads=2, key_dim=256, value_dim=256),
+    "four steps": DeltaSpec(heads=32, key_heads=32),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SIZES)
+def test_the_kernel_is_the_reference_at_other_sizes(name):
+    spec = SIZES[name]
+    case = Case(spec, 16 if name == "four steps" else 5)
+    check_both(case)
+    steps = tpu.plan_of(case.state, case.window).steps
+    assert steps == (4 if name == "four steps" else 1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_steps_do_not_depend_on_their_order_or_on_what_memory_holds(seed):
+    # memory starts as NaN, and parallel steps are walked in an order that is drawn
+    interpret = compat.tpu_interpret(detect_races=True, seed=seed)
+    with compat.without_races():
+        check_both(Case(DeltaSpec(heads=32, key_heads=32), 16), interpret)
+
+
+@pytest.mark.timeout(120)
+def test_long_forgotten_rows_and_loud_siblings_do_no_harm():
+    case = Case(GDN, 8)
+    q, k, v, decay, _, _ = case.window
+    star = 1  # in this row of the batch all drafts are siblings
+    k[star, 3] *= 1e3
+    v[star, 3] *= 1e6
+    decay[star, 4], decay[star, 5] = -2000.0, -1e-3
+    decay[0, :3] = -700.0  # a sum with these has lost what later rows add
+    q, k, v, decay, beta, mask = (as_array(x) for x in case.window)
+    got = tpu.delta_window(
+        q, k, v, decay, beta, jnp.asarray(case.state), mask, interpret=True
+    )
+    wanted = exactly(reference.delta_window, q, k, v, decay, beta, case.state, mask)
+    quiet = np.delete(np.arange(8), 3)
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(ours)[:, quiet], theirs[:, quiet], **CLOSE
+        )
+
+
+def test_a_wrong_bit_in_the_mask_shows():
+    case = Case(GDN, 8)
+    q, k, v, decay, beta, mask = (as_array(x) for x in case.window)
+    wanted = exactly(reference.delta_window, q, k, v, decay, beta, case.state, mask)
+    wrong = mask.at[1, 5, 4].set(True)  # sees its sibling
+    got = tpu.delta_window(
+        q, k, v, decay, beta, jnp.asarray(case.state), wrong, interpret=True
+    )
+    off = np.abs(np.asarray(got[0]) - wanted[0]).max(axis=(2, 3))
+    assert off[1, 5] > 100 * CLOSE["atol"]
+    assert np.all(np.delete(off.reshape(-1), 8 + 5) < CLOSE["atol"])
+
+
+def traced(*arguments: Any, **kind: Any) -> str:
+    """What the last call of an operation that is only traced was to run on TPU."""
+    platforms.forget_choices()
+    jax.eval_shape(lambda *x: api.delta_window(*x, **kind), *arguments)
+    (choice,) = platforms.choices()
+    return choice.on("tpu")
+
+
+def shapes(spec: DeltaSpec, width: int, dtype: Any = jnp.float32) -> list[Any]:
+    case = Case(spec, 1)
+    q, k, v, decay, beta, _ = case.window
+
+    def wide(x: Any) -> Any:
+        if x is None:
+            return None
+        return jax.ShapeDtypeStruct((B, width, *x.shape[2:]), dtype)
+
+    state = jax.ShapeDtypeStruct(case.state.shape, dtype)
+    mask = jax.ShapeDtypeStruct((B, width, width), jnp.bool_)
+    return [*map(wide, (q, k, v, decay, beta)), state, mask]
+
+
+def test_what_runs_is_said():
+    assert traced(*shapes(GDN, 8)) == "kernel"
+    assert "65" in traced(*shapes(GDN, plan.MOST_ROWS + 1))
+    assert "bfloat16" in traced(*shapes(GDN, 8, jnp.bfloat16))
+    tiny = DeltaSpec(heads=4, key_heads=2, key_dim=8, value_dim=8)
+    assert "8 by 8" in traced(*shapes(tiny, 8))
+    with pytest.raises(platforms.NoKernelError, match="8 by 8"):
+        traced(*shapes(tiny, 8), implementation="require")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("width", [1, 8, 16, 64])
+def test_layers_of_real_models_are_cut_into_steps_of_whole_heads(name, width):
+    spec = MODELS[name]
+    arguments = shapes(spec, width)
+    window = tpu.Window(*arguments[:5], arguments[6])
+    cut = tpu.plan_of(arguments[5], window)
+    assert cut.refusal() is None
+    assert cut.steps * cut.heads_per_step == spec.heads
+    assert cut.heads_per_step * spec.value_dim % plan.LANES == 0
+
+
+def test_other_platforms_run_the_reference_bit_for_bit():
+    case = Case(GDN, 5)
+    q, k, v, decay, beta, mask = (as_array(x) for x in case.window)
+    arguments = (q, k, v, decay, beta, jnp.asarray(case.state), mask)
+    program = jax.jit(api.delta_window).lower(*arguments)
+    assert "tpu_custom_call" not in program.as_text()
+    ours = program.compile()(*arguments)
+    theirs = jax.jit(reference.delta_window)(*arguments)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
