@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.files import id_list
 from specjax.checkpoints.gguf_config import hugging_face_config
 from specjax.checkpoints.gguf_header import GGUFHeader, read_gguf_header
-from specjax.checkpoints.gguf_names import ARCHITECTURES
+from specjax.checkpoints.gguf_names import ARCHITECTURES, FAMILIES_ELSEWHERE
 from specjax.checkpoints.tensors import TensorInfo, Tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -134,8 +135,20 @@ def architecture(header: GGUFHeader) -> str:
         raise CheckpointError(
             f"{header.path} has GGUF architecture {found!r}, which is not implemented "
             f"(known: {', '.join(ARCHITECTURES)}); use the safetensors checkpoint"
+            f"{_instead(header, found)}"
         )
     return found
+
+
+def _instead(header: GGUFHeader, found: Any) -> str:
+    """What a safetensors checkpoint of the model is called here, and what of MTP."""
+    families = FAMILIES_ELSEWHERE.get(found)
+    if families is None:
+        return ""
+    ahead = [name for name in header.tensors if ".nextn." in name]
+    drafts = ", whose MTP layers (nextn) draft too" if ahead else ""
+    named = " or ".join(map(repr, families))
+    return f" of this model (model_type {named}){drafts}"
 
 
 def halves_from_pairs(array: np.ndarray, heads: int) -> np.ndarray:

@@ -71,3 +71,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture(_GEMMA3, norm_shift=1.0),
 }
 """By ``general.architecture``."""
+
+FAMILIES_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "deepseek2": ("deepseek_v3", "glm4_moe_lite"),
+    "glm4": ("glm4",),
+    "glm4moe": ("glm4_moe",),
+    "glm-dsa": ("glm_moe_dsa",),
+    "gpt-oss": ("gpt_oss",),
+    "kimi-linear": ("kimi_linear",),
+    "lfm2": ("lfm2",),
+    "lfm2moe": ("lfm2_moe",),
+    "nemotron_h": ("nemotron_h",),
+    "nemotron_h_moe": ("nemotron_h",),
+    "qwen3moe": ("qwen3_moe",),
+    "qwen3next": ("qwen3_next",),
+    "qwen35": ("qwen3_5",),
+    "qwen35moe": ("qwen3_5_moe",),
+}
+"""Architectures whose GGUF files are not read, and the ``model_type`` of the families
+that read their safetensors: all families with MTP layers are among them."""

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from specjax.checkpoints import CheckpointError
 from specjax.checkpoints.gguf import GGUFReader
 from specjax.checkpoints.gguf_header import read_gguf_header
+from specjax.checkpoints.gguf_names import ARCHITECTURES, FAMILIES_ELSEWHERE
 from specjax.checkpoints.safetensors import SafetensorsReader
 from specjax.models.build import Builder, WeightType
-from specjax.models.families import llama
+from specjax.models.families import FAMILIES, llama
 from specjax.models.families.fields import ConfigError
 
 
@@ -187,6 +188,26 @@ def test_metadata_that_changes_the_maths_is_refused(tiny, key, value):
         GGUFReader(path)
     assert f"'{key}'" in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arch", "family"), [("glm4moe", "glm4_moe"), ("qwen35moe", "qwen3_5_moe")]
+)
+def test_files_of_families_that_have_mtp_layers_name_the_way(tiny, arch, family):
+    extra = {"blk.2.nextn.eh_proj.weight": np.zeros((4, 8), np.float32)}
+    with pytest.raises(CheckpointError, match=f"{arch!r}.*{family!r}.*MTP layers"):
+        GGUFReader(tiny.gguf(arch=arch, extra=extra))
+    with pytest.raises(CheckpointError) as caught:
+        GGUFReader(tiny.gguf(arch=arch))
+    assert family in str(caught.value) and "MTP" not in str(caught.value)
+
+
+def test_every_family_with_mtp_layers_is_named():
+    told = {name for names in FAMILIES_ELSEWHERE.values() for name in names}
+    assert told <= set(FAMILIES) and not set(FAMILIES_ELSEWHERE) & set(ARCHITECTURES)
+    # text_config's name is never that of a whole checkpoint's file
+    ahead = {name.removesuffix("_text") for name, each in FAMILIES.items() if each.mtp}
+    assert ahead <= told
 
 
 def test_an_unknown_architecture(tiny):
