@@ -27,7 +27,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES
 # dies (a crash, a timeout) ends the run, or its test would be tried eight times more.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 0
 
-.PHONY: help demo test test-full lint format clean
+.PHONY: help demo test test-full aot lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -43,6 +43,16 @@ test: $(VENV)/.dev  ## Run the tests (ARGS and TESTS go to pytest)
 
 test-full: $(VENV)/.dev  ## Run all tests: full matrices and those that need the network
 	@$(PYTEST) -m "" $(ARGS) $(TESTS)
+
+# libtpu is 0.7 GB, so it has an environment of its own.
+AOT_VENV ?= .venv-aot
+AOT_EXTRAS ?= aot-tpu
+
+aot: $(AOT_VENV)/.aot  ## Compile the kernels for TPUs that are not there
+	@$(AOT_VENV)/bin/python -m pallas_kernels.aot $(ARGS)
+
+$(AOT_VENV)/.aot: pyproject.toml
+	@scripts/setup_venv.sh $(AOT_VENV) $@ '.[$(AOT_EXTRAS)]' $(PINS)
 
 lint: $(VENV)/.dev  ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check

@@ -122,7 +122,11 @@ def _with_derivative(
 
     It is needed on every platform, for what is differentiated is what was traced.
     """
-    run_or_differentiate = jax.custom_jvp(run)
+
+    # a wrapper, for options of ``run`` with a default would be taken for arguments
+    @jax.custom_jvp
+    def run_or_differentiate(*arguments: Any) -> Any:
+        return run(*arguments)
 
     @run_or_differentiate.defjvp
     def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -88,6 +88,11 @@ def test_the_reference_can_be_asked_for():
     assert "custom_call" not in text
 
 
+def test_the_reference_is_differentiated_in_a_kernels_place():
+    grads = jax.jit(jax.grad(lambda x: jnp.sum(run(x) ** 2)))(X)
+    np.testing.assert_array_equal(grads, 8 * X)
+
+
 def test_a_misspelt_override_is_refused(monkeypatch):
     monkeypatch.setattr(platforms, "_OVERRIDE", "refrence")
     with pytest.raises(ValueError, match="SPECJAX_KERNELS=refrence"):

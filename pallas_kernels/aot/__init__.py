@@ -1,0 +1,1 @@
+"""Kernels compiled for devices that are not there, and what the programs must show."""

@@ -1,0 +1,140 @@
+"""Window attention to compile ahead of time: single calls, and caches in a loop."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.aot.case import Case, array
+from pallas_kernels.window_attention import api
+from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
+
+BATCH = 3
+"""With it no cache has the shape of something else."""
+
+
+def _call(
+    x: dict[str, Any], lengths: jax.Array, spec: AttentionSpec, scale: float = 0.125
+) -> jax.Array:
+    """One layer's attention, kernel or error."""
+    k, k_cache = x["k"], x["k_cache"]
+    return api.window_attention(
+        x["q"],
+        k,
+        k if spec.latent else x["v"],
+        k_cache,
+        k_cache if spec.latent else x["v_cache"],
+        lengths,
+        x["ancestors"],
+        scale=scale,
+        positions=lengths[:, None] + jnp.sum(x["ancestors"], -1, dtype=jnp.int32) - 1,
+        slots=x["slots"],
+        reach=spec.reach,
+        sinks=x["sinks"],
+        softcap=spec.softcap,
+        implementation="require",
+    )
+
+
+def _inputs(
+    spec: AttentionSpec, width: int, capacity: int, dtype: Any
+) -> dict[str, Any]:
+    capacity = capacity if spec.reach is None else spec.reach
+    heads, dim = spec.kv_heads, spec.dim
+    rows = array(BATCH, width, heads, dim, dtype=dtype)
+    cache = array(BATCH, heads, capacity, dim, dtype=dtype)
+    return {
+        "q": array(BATCH, width, spec.q_heads, dim, dtype=dtype),
+        "k": rows,
+        "v": None if spec.latent else rows,
+        "k_cache": cache,
+        "v_cache": None if spec.latent else cache,
+        "ancestors": array(BATCH, width, width, dtype=jnp.bool_),
+        "slots": None
+        if spec.reach is None
+        else array(BATCH, capacity, dtype=jnp.int32),
+        "sinks": array(spec.q_heads, dtype=jnp.float32) if spec.sinks else None,
+    }
+
+
+def _case(
+    model: str, width: int = 8, capacity: int = 8192, dtype: Any = jnp.bfloat16
+) -> Case:
+    spec = MODELS[model]
+    x = _inputs(spec, width, capacity, dtype)
+    name = f"{model}-w{width}" + ("" if dtype == jnp.bfloat16 else "-f32")
+    return Case(
+        operation="window_attention",
+        name=name,
+        function=functools.partial(_call, spec=spec),
+        arguments=(x, array(BATCH, dtype=jnp.int32)),
+        kept=(x["k_cache"].shape,),
+    )
+
+
+def _rounds(
+    caches: dict[str, jax.Array | None],
+    rest: dict[str, Any],
+    lengths: jax.Array,
+    spec: AttentionSpec,
+) -> tuple[dict[str, Any], jax.Array]:
+    """A few rounds as the decoder makes them: read, and write a row behind the rest."""
+
+    def write(cache: jax.Array, rows: jax.Array, lengths: jax.Array) -> jax.Array:
+        for b in range(BATCH):
+            new = rows[b : b + 1, :1].swapaxes(1, 2)
+            at = (jnp.int32(b), jnp.int32(0), lengths[b], jnp.int32(0))
+            cache = jax.lax.dynamic_update_slice(cache, new, at)
+        return cache
+
+    def one(_: jax.Array, carry: Any) -> Any:
+        caches, lengths, read = carry
+        read = read + _call({**rest, **caches}, lengths, spec)
+        caches = {
+            name: None if cache is None else write(cache, rest[name[0]], lengths)
+            for name, cache in caches.items()
+        }
+        return caches, lengths + 1, read
+
+    start = jnp.zeros(rest["q"].shape, jnp.float32)
+    caches, _, read = jax.lax.fori_loop(0, 4, one, (caches, lengths, start))
+    return caches, read
+
+
+def _loop(model: str, width: int = 4, capacity: int = 4096) -> Case:
+    spec = MODELS[model]
+    x = _inputs(spec, width, capacity, jnp.bfloat16)
+    caches = {name: x.pop(name) for name in ("k_cache", "v_cache")}
+    return Case(
+        operation="window_attention",
+        name=f"{model}-loop",
+        function=functools.partial(_rounds, spec=spec),
+        arguments=(caches, x, array(BATCH, dtype=jnp.int32)),
+        donated=(0,),
+        kept=(caches["k_cache"].shape,),
+    )
+
+
+CASES = [
+    _case("llama-3-8b", width=1),
+    _case("llama-3-8b"),
+    _case("llama-3-8b", width=16),
+    _case("llama-3-8b", width=64, capacity=32768),
+    _case("llama-3-8b", dtype=jnp.float32),
+    _case("llama-3.2-1b"),
+    _case("qwen3.5-27b"),
+    _case("phi-2", capacity=2003),
+    _case("phi-3-mini"),
+    _case("gemma-2-2b"),
+    _case("gpt-oss-20b"),
+    _case("gpt-oss-20b-local"),
+    _case("falcon-7b"),
+    _case("deepseek-v3", width=1),
+    _case("deepseek-v3"),
+    _loop("llama-3-8b"),
+    _loop("llama-3.2-1b"),
+    _loop("deepseek-v3"),
+]
