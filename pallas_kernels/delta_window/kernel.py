@@ -25,19 +25,21 @@ def run(plan: Plan, names: tuple[str, ...], taken: Any, *refs: Any) -> None:
     ref = dict(zip(names, refs, strict=True))
     past = _Past(plan, ref, taken) if plan.past else None
     window = _Window(plan, ref) if plan.rows else None
-    for head in range(plan.heads_per_step):
-        state = ref["state"][0, head]
-        if past is not None:
-            state = past.advance(head, state)
-        if plan.writes:
-            ref["written"][0, head] = state
-        if window is not None:
-            window.read(head, state)
-    if window is not None:
-        for name, found in zip(("out", "updates"), window.finish(), strict=True):
-            for head in range(plan.heads_per_step):
-                at = _lanes(head, plan.value_dim)
-                ref[name][0, :, at] = found[head, : plan.rows]
+    heads = range(plan.heads_per_step)
+    states = ref["state"]
+    if past is not None:
+        # a round trip through memory: registers do not hold a matrix for both parts
+        states = ref["written" if plan.writes else "advanced"]
+        for head in heads:
+            states[0, head] = past.advance(head, ref["state"][0, head])
+    if window is None:
+        return
+    for head in heads:
+        window.read(head, states[0, head])
+    for name, found in zip(("out", "updates"), window.finish(), strict=True):
+        for head in heads:
+            at = _lanes(head, plan.value_dim)
+            ref[name][0, :, at] = found[head, : plan.rows]
 
 
 class _Window:

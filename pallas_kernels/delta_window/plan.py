@@ -20,7 +20,7 @@ _UNROLLED = 128
 """Heads times rows that one step may unroll, where it has a choice."""
 
 _VMEM_BYTES = 12 << 20
-"""What all blocks of one step may take, twice over: v4 has 16 MiB."""
+"""What all blocks of one step, of which there are two each, may take: v4 has 16 MiB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,11 @@ class Plan:
     def share(self) -> int:
         """Heads of the state that one key head serves."""
         return self.heads // self.key_heads
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the state is advanced for the window alone."""
+        return self.past > 0 and self.rows > 0 and not self.writes
 
     @property
     def words(self) -> int:
@@ -115,8 +120,9 @@ class Plan:
         keys, heads = key_heads * self.key_dim, key_heads * self.share
         decays = heads * self.key_dim if self.channel_decay else LANES
         window = 4 * rows * (2 * keys + 3 * heads * self.value_dim + 2 * decays)
-        state = self._state_bytes(key_heads) * (1 + self.writes)
-        return 2 * (state + window) <= _VMEM_BYTES
+        state = self._state_bytes(key_heads)
+        twice = state * (1 + self.writes) + window
+        return 2 * twice + state * self.keeps <= _VMEM_BYTES
 
     def _is_small(self, key_heads: int) -> bool:
         heads = key_heads * self.share

@@ -190,13 +190,15 @@ def call(
     operands["state"] = (state, _state_spec(plan))
     outputs = _outputs(plan)
     taken = jnp.zeros((plan.batch, 1), jnp.int32) if past is None else past.taken
+    kept = {"advanced": _kept(plan)} if plan.keeps else {}
     found = pl.pallas_call(
-        functools.partial(kernel.run, plan, (*operands, *outputs)),
+        functools.partial(kernel.run, plan, (*operands, *outputs, *kept)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(plan.batch, plan.steps),
             in_specs=[spec for _, spec in operands.values()],
             out_specs=[spec for _, spec in outputs.values()],
+            scratch_shapes=list(kept.values()),
         ),
         out_shape=[shape for shape, _ in outputs.values()],
         input_output_aliases={len(operands): len(outputs) - 1} if writes else {},
@@ -255,6 +257,12 @@ def _by_head(plan: Plan, x: Float[Array, "B n H"]) -> Operand:
     per_step = heads // plan.steps
     x = x.swapaxes(1, 2).reshape(batch, plan.steps, per_step, rows)
     return x, pl.BlockSpec((1, 1, per_step, rows), lambda b, i, _: (b, i, 0, 0))
+
+
+def _kept(plan: Plan) -> Any:
+    """Where the states of one step stand that are advanced and not written."""
+    sizes = (1, plan.heads_per_step, plan.key_dim, plan.value_dim)
+    return pltpu.VMEM(sizes, jnp.float32)
 
 
 def _state_spec(plan: Plan) -> pl.BlockSpec:

@@ -201,7 +201,7 @@ CHECKS = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("operation", "spec", "width"),
-    [("verify", GDN, 8), ("verify", PLAIN, 3), ("both", KDA, 7), ("commit", GDN, 9)],
+    [("verify", GDN, 8), ("ring", PLAIN, 3), ("both", KDA, 7), ("commit", GDN, 9)],
 )
 def test_the_kernel_is_the_reference(operation, spec, width):
     CHECKS[operation](Case(spec, width))
