@@ -37,7 +37,7 @@ from specjax.drafters.length import Confidence
 from specjax.drafters.medusa import MedusaChain, MedusaHeads, MedusaTree
 from specjax.drafters.merged import MergedTree
 from specjax.drafters.mtp import MTPHead, MTPModules
-from specjax.drafters.mtp_modules import mtp_drafter
+from specjax.drafters.mtp_modules import mtp_drafter, mtp_tree
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
 from specjax.drafters.registry import DrafterEntry, DrafterOptions, Source, needed
@@ -111,6 +111,11 @@ def _hydra_tree(options: DrafterOptions) -> Drafter:
 def _head_dynamic_tree(options: DrafterOptions) -> Drafter:
     head = needed(options.part, Source.PART, FeatureHead)
     return HeadDynamicTree(head, options.top_k, options.k, options.nodes)
+
+
+def _mtp_tree(options: DrafterOptions) -> Drafter:
+    part = needed(options.part, Source.TARGET, (MTPHead, MTPModules))
+    return mtp_tree(part, options.top_k, options.k, options.nodes)
 
 
 def _block_tree(options: DrafterOptions) -> Drafter:
@@ -256,6 +261,13 @@ DRAFTERS: dict[str, DrafterEntry] = {
         uses=frozenset({"pick", "least"}),
         q="one-hot or drawn",
         reference="2412.19437",
+    ),
+    "mtp-tree": DrafterEntry(
+        _mtp_tree,
+        "a tree of k levels from one such layer, wide where it is unsure",
+        source=Source.TARGET,
+        uses=frozenset({"top_k", "nodes"}),
+        reference="2412.19437; 2406.16858",
     ),
     "dflash": DrafterEntry(
         _block_chain,

@@ -26,6 +26,7 @@ from specjax.decoding.interfaces import Tap
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 from specjax.decoding.windows import keep_valid
 from specjax.drafters.chain import ChainDrafter, Said
+from specjax.drafters.dynamic_tree import HeadDynamicTree
 from specjax.drafters.features import (
     FeatureHead,
     along,
@@ -153,6 +154,22 @@ def mtp_drafter(
     if isinstance(part, MTPModules):
         return ModuleChain(part, k, **options)
     return HeadChain(part, k, **options)
+
+
+def mtp_tree(
+    part: MTPHead | MTPModules, top_k: int, depth: int, nodes: int
+) -> HeadDynamicTree:
+    """The drafter that grows EAGLE-2's tree from what ``load_mtp`` gave.
+
+    Raises ``ValueError`` for several modules: each is trained for a depth of its own,
+    and would have to read a tree of the drafts that the others made.
+    """
+    if isinstance(part, MTPModules):
+        raise ValueError(
+            f"a tree is grown from one MTP module, and the target has "
+            f"{len(part.heads)}: take --drafter mtp, which drafts a chain with all"
+        )
+    return HeadDynamicTree(part, top_k, depth, nodes)
 
 
 def rows_of_module(window: Window, module: int) -> Window:
