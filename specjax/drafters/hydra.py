@@ -58,6 +58,8 @@ class HydraHeads(struct.PyTreeNode):
     tap: Tap = struct.field(pytree_node=False, default=FINAL)
     offset: int = struct.field(pytree_node=False, default=0)
     """How many blocks before the target's end ``tap`` is; 0: behind the last norm."""
+    own_embedding: bool = struct.field(pytree_node=False, default=False)
+    """Whether the embedding is not the target's."""
 
     @property
     def num_heads(self) -> int:

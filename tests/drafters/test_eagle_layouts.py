@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.flax import load_file as flax_load_file
 from safetensors.numpy import load_file, save_file
 
 from specjax.checkpoints import Checkpoint, load
@@ -27,6 +28,7 @@ NAMES = (
     "eagle3_normfc",
     "peagle",
 )
+EMBED = "embed_tokens.weight"
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -73,6 +75,24 @@ def test_embeddings_are_shared_unless_the_heads_are_its_own(targets):
         assert load_part(ORACLES / name, target).part.ends.embedding is shared
     own = load_part(ORACLES / "peagle", target).part.head.ends.embedding
     assert own.shape == shared.shape and bool((own != shared).any())
+
+
+@pytest.mark.parametrize("dtype", [WeightType.FLOAT32, WeightType.BFLOAT16])
+def test_an_embedding_is_written_if_it_is_the_heads_own(dtype, targets, tmp_path):
+    """Of bfloat16 heads a copy was rounded, and is the target's all the same."""
+    target = targets["llama"]
+    for name, own in (("eagle3", False), ("eagle31", False), ("peagle", True)):
+        loaded = load_part(ORACLES / name, target, dtype)
+        folder = save_part(loaded, tmp_path / name)
+        held = flax_load_file(folder / "model.safetensors")
+        assert ("embed_tokens.weight" in held) == own, name
+        assert held["fc.weight"].dtype == jnp.dtype(dtype.value)
+        again = load_part(folder, target, dtype).part
+        ends = (again.head if own else again).ends
+        assert (ends.embedding is target.decoder.embedding) != own
+    folder = changed(tmp_path / "x", "eagle31", lambda held: {EMBED: held[EMBED] + 1})
+    part = load_part(folder, target, dtype).part
+    assert part.own_embedding and part.ends.embedding.dtype == jnp.dtype(dtype.value)
 
 
 def test_flags_reach_the_part(targets):

@@ -40,6 +40,8 @@ class Eagle1Head(struct.PyTreeNode):
     blocks: tuple[Block, ...]
     max_positions: int = struct.field(pytree_node=False)
     """The longest text it was made for; nothing here depends on it."""
+    own_embedding: bool = struct.field(pytree_node=False, default=False)
+    """Whether the embedding is not the target's."""
 
     @property
     def vocab_size(self) -> int:

@@ -103,6 +103,8 @@ class Eagle3Head(struct.PyTreeNode):
     recycled: Recycled = struct.field(pytree_node=False, default=Recycled.BEFORE_NORM)
     max_positions: int = struct.field(pytree_node=False, kw_only=True)
     """The longest text it was made for; nothing here depends on it."""
+    own_embedding: bool = struct.field(pytree_node=False, default=False)
+    """Whether the embedding is not the target's."""
 
     @property
     def vocab_size(self) -> int:

@@ -101,6 +101,8 @@ def read_layers(
     ``causal`` answers for a kind of layer. A ``window`` from elsewhere is that of the
     sliding layers, or of all where no kinds are named.
     """
+    # whatever the target is; another one's fields and norms would mean other maths
+    fields.expect("model_type", "qwen3", default="qwen3")
     count = layers(fields)
     bias = fields.boolean("attention_bias", False)
     full = attention_config(

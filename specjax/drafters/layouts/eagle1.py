@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from specjax.drafters.eagle.eagle1 import AsItIs, Eagle1Head
 from specjax.drafters.layouts.eagle_fields import (
     body_tensors,
+    embedding_tensors,
     linear_tensors,
     norm_tensors,
     read_block,
@@ -61,11 +60,12 @@ def build(raw: Mapping[str, Any], make: Builder, host: Host) -> Eagle1Head:
         fc=make.linear("fc", hidden, 2 * hidden, bias=bias, axes=(EMBED, "features")),
         blocks=tuple(blocks),
         max_positions=found.max_positions,
+        own_embedding=embedding is not host.ends.embedding,
     )
 
 
 def export(part: Eagle1Head) -> Export:
-    """The same files; the embedding is written whoever's it is."""
+    """The same files; an embedding that is the target's is left out."""
     first = part.blocks[0]
     assert first.mixer is not None and first.feedforward is not None
     config = {
@@ -83,7 +83,7 @@ def export(part: Eagle1Head) -> Export:
         "vocab_size": part.vocab_size,
     }
     tensors = {
-        "embed_tokens.weight": np.asarray(part.ends.embedding),
+        **embedding_tensors(part),
         **linear_tensors("fc", part.fc),
     }
     for i, block in enumerate(part.blocks):

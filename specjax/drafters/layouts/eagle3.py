@@ -107,8 +107,9 @@ def read_head(
         bool((own.mapping("eagle_config") or {}).get("norm_before_fc")),
     )
     vocabulary, head = _output(own, hidden, make, host)
+    embedding = read_embedding(hidden, fields, make, host)
     return Eagle3Head(
-        ends=Ends(embedding=read_embedding(hidden, fields, make, host), head=head),
+        ends=Ends(embedding=embedding, head=head),
         fc=make.linear("fc", hidden, wide, bias=False, axes=(EMBED, "features")),
         first=_first(
             style.first, found, make, own.boolean("norm_before_residual", False)
@@ -125,6 +126,7 @@ def read_head(
         taps=taps,
         recycled=recycled,
         max_positions=found.max_positions,
+        own_embedding=embedding is not host.ends.embedding,
     )
 
 

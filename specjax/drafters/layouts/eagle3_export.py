@@ -9,6 +9,7 @@ import numpy as np
 from specjax.drafters.eagle.eagle3 import Eagle3Head, Recycled
 from specjax.drafters.layouts.eagle_fields import (
     body_tensors,
+    embedding_tensors,
     linear_tensors,
     norm_tensors,
     transformer_fields,
@@ -57,10 +58,10 @@ def export(first: str, nested: bool, part: Eagle3Head) -> Export:
 
 
 def tensors(first: str, part: Eagle3Head) -> dict[str, np.ndarray]:
-    """By name; the embedding is written whoever's it is."""
+    """By name; an embedding that is the target's is left out."""
     block = part.first
     found = {
-        "embed_tokens.weight": np.asarray(part.ends.embedding),
+        **embedding_tensors(part),
         **linear_tensors("lm_head", part.ends.head),
         **linear_tensors("fc", part.fc),
         **norm_tensors("norm", part.norm),

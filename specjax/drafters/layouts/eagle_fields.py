@@ -116,8 +116,10 @@ def read_embedding(
     shared = host.ends.embedding
     if make.has(f"{name}.weight"):
         matrix = make.embedding(name, host.vocab_size, hidden)
-        alike = matrix.shape == shared.shape and matrix.dtype == shared.dtype
-        return shared if alike and bool((matrix == shared).all()) else matrix
+        alike = matrix.shape == shared.shape
+        # a copy may have been rounded to the head's own type
+        alike = alike and bool((matrix == shared.astype(matrix.dtype)).all())
+        return shared if alike else matrix
     if hidden != host.hidden_size:
         raise fields.error(
             "hidden_size",
@@ -125,6 +127,14 @@ def read_embedding(
             f"{host.hidden_size}",
         )
     return shared
+
+
+def embedding_tensors(part: Any, name: str = "embed_tokens") -> dict[str, np.ndarray]:
+    """The embedding, if it is the head's own. The target's is not written: whoever
+    reads the files has it, perhaps in another type than the head's."""
+    if not part.own_embedding:
+        return {}
+    return {f"{name}.weight": np.asarray(part.ends.embedding)}
 
 
 def transformer_fields(

@@ -18,6 +18,7 @@ from specjax.decoding.interfaces import FINAL
 from specjax.drafters.hydra import HydraHead, HydraHeads, HydraPrefix
 from specjax.drafters.layouts.eagle_fields import (
     body_tensors,
+    embedding_tensors,
     linear_tensors,
     norm_tensors,
     read_embedding,
@@ -102,6 +103,7 @@ def build(raw: Mapping[str, Any], make: Builder, host: Host) -> HydraHeads:
         # before a block, and not behind its last norm, as soon as any is left out
         tap=FINAL if offset == 0 else host.num_blocks - offset,
         offset=offset,
+        own_embedding=embedding is not host.ends.embedding,
     )
 
 
@@ -156,10 +158,10 @@ def _prefix(fields: Fields, make: Builder, host: Host) -> HydraPrefix:
 
 
 def export(part: HydraHeads) -> Export:
-    """The same files, without the second embedding, which nothing reads."""
+    """The same files, without the target's embedding and one that nothing reads."""
     names = PLAIN if part.prefix is None else PREFIXED
     layers = 1 + len(part.heads[0].rest.blocks)
-    tensors = {f"{EMBEDDING}.weight": np.asarray(part.ends.embedding)}
+    tensors = embedding_tensors(part, EMBEDDING)
     for i, head in enumerate(part.heads):
         first = names.layer(i, 0)
         tensors |= linear_tensors(f"{first}.linear", head.first)
