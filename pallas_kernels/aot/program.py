@@ -15,6 +15,7 @@ KERNEL_CALLS = {
 }
 
 _RESULT = re.compile(r" = (?P<result>\(.*?\)|\S+) (?P<op>[a-z-]+)\(")
+_LAYOUT = re.compile(r"\{(\S*?)\}")
 _SHAPE = re.compile(r"[a-z0-9]+\[([0-9,]+)\]")
 MOVES = frozenset({"copy", "copy-start", "transpose", "fusion", "pad", "concatenate"})
 """What makes an array anew. An update in place is a fusion too: see ``_in_place``."""
@@ -62,7 +63,9 @@ def copies(text: str, kept: tuple[tuple[int, ...], ...]) -> list[str]:
     found = []
     for line in text.splitlines():
         match = _RESULT.search(line)
-        if match is None or match["op"] not in MOVES or _in_place(line):
+        if match is None or match["op"] not in MOVES:
+            continue
+        if _in_place(line) or _prefetch(match):
             continue
         made = {
             tuple(int(n) for n in dims.split(","))
@@ -71,6 +74,15 @@ def copies(text: str, kept: tuple[tuple[int, ...], ...]) -> list[str]:
         if made & shapes:
             found.append(line.strip()[:120])
     return found
+
+
+def _prefetch(match: re.Match[str]) -> bool:
+    """An array brought as it is into a faster memory (``S(n)``), where it is read."""
+    if match["op"] != "copy-start":
+        return False
+    layouts = _LAYOUT.findall(match["result"])[:2]
+    to, origin = (re.sub(r"S\(\d\)", "", layout) for layout in layouts)
+    return to == origin and layouts[0] != layouts[1]
 
 
 def _in_place(line: str) -> bool:

@@ -10,6 +10,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+Shaped = jax.Array | jax.ShapeDtypeStruct
+
 LANES = 128
 MOST_ROWS = 64
 """Window rows. Wider windows are prefill, where other kernels are as good."""
@@ -49,7 +51,7 @@ class Shapes:
         return self.group * self.width
 
 
-def shapes_of(q: jax.Array, k_cache: jax.Array, v_cache: jax.Array) -> Shapes:
+def shapes_of(q: Shaped, k_cache: Shaped, v_cache: Shaped) -> Shapes:
     """Of queries ``[B, W, Hq, D]`` and a contiguous cache ``[B, H, T, D]``."""
     batch, width, q_heads, dim = q.shape
     return Shapes(
@@ -118,7 +120,7 @@ def make_plan(shapes: Shapes, dtype: jnp.dtype, *, block: int | None = None) -> 
 
 
 def refusal(
-    q: jax.Array, k_cache: jax.Array, v_cache: jax.Array, *, narrowed: bool
+    q: Shaped, k_cache: Shaped, v_cache: Shaped, *, narrowed: bool
 ) -> str | None:
     """Why the TPU's kernel cannot take a call; ``None``: it can."""
     shapes = shapes_of(q, k_cache, v_cache)

@@ -81,7 +81,8 @@ def window_attention(
             if cache is not None
         ),
     ]
-    lengths = jnp.minimum(lengths, shapes.capacity)
+    if not options.ring:  # which holds the last of more positions than it has slots
+        lengths = jnp.minimum(lengths, shapes.capacity)
     blocks = _blocks_in_sight(lengths, positions, options, plan)
     out = pl.pallas_call(
         functools.partial(_kernel, plan=plan, options=options),

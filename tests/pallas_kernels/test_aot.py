@@ -24,7 +24,8 @@ SAMPLED = ("llama-3-8b-w8", "gpt-oss-20b-local-w8", "deepseek-v3-w1", "-loop")
     [
         "%copy.3 = bf16[3,8,256,64]{3,2,1,0:T(8,128)(2,1)} copy(%k_cache.1)",
         "%t = bf16[3,8,64,256]{3,2,1,0} transpose(%k_cache.1), dimensions={0,1,3,2}",
-        "%s = (bf16[3,8,256,64]{3,2,1,0}, u32[]) copy-start(%k_cache.1)",
+        "%s = (bf16[3,8,256,64]{3,2,1,0:S(1)}, bf16[3,8,256,64]{2,3,1,0}, u32[]{:S(2)})"
+        " copy-start(%k_cache.1)",
         "%f.1 = bf16[3,8,256,64]{3,2,1,0} fusion(%k_cache.1), kind=kLoop",
         "%copy.9 = bf16[3,8,256,64]{3,2,1,0} copy(%dynamic-update-slice.1)",
     ],
@@ -37,6 +38,8 @@ def test_a_copy_of_a_cache_is_found_whatever_makes_it(line):
     "line",
     [
         "%copy.3 = bf16[3,8,1,64]{3,2,1,0} copy(%rows)",
+        "%s = (bf16[3,8,256,64]{2,3,1,0:S(3)}, bf16[3,8,256,64]{2,3,1,0:}, u32[])"
+        " copy-start(%k_cache.1)",
         "%p = bf16[3,8,256,64]{3,2,1,0} parameter(0)",
         "%b = bf16[3,8,64,256]{2,3,1,0} bitcast(%p)",
         "%dynamic-update-slice_fusion = bf16[3,8,256,64]{3,2,1,0} fusion(%p, %rows)",

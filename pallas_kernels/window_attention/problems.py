@@ -1,0 +1,88 @@
+"""Random calls of window attention, for tests and timings.
+
+Every slot that holds nothing is NaN, and so a kernel that looks at one shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.window_attention.specs import AttentionSpec
+
+Call = tuple[dict[str, Any], dict[str, Any]]
+"""Arrays of ``api.window_attention``, and its options."""
+
+
+def random_trees(draw: np.random.Generator, batch: int, width: int) -> np.ndarray:
+    """Ancestor masks ``[B, W, W]``: a chain, a star, and then random trees."""
+    masks = np.zeros((batch, width, width), bool)
+    for b in range(batch):
+        for row in range(width):
+            if row > 0:
+                random = int(draw.integers(0, row))
+                masks[b, row] = masks[b, [row - 1, 0, random][min(b, 2)]]
+            masks[b, row, row] = True
+    return masks
+
+
+def random_call(
+    spec: AttentionSpec,
+    *,
+    lengths: Sequence[int],
+    width: int,
+    capacity: int,
+    dtype: Any = jnp.float32,
+    reach: int | None = None,
+    seed: int = 0,
+) -> Call:
+    """A call at a model's heads, for batch rows of these committed lengths.
+
+    A model with a sliding window has a ring; ``reach`` gives one to a contiguous cache.
+    """
+    draw = np.random.default_rng(seed)
+    batch, dim = len(lengths), spec.dim
+
+    def normal(*shape: int) -> np.ndarray:
+        return draw.standard_normal(shape, dtype=np.float32)
+
+    masks = random_trees(draw, batch, width)
+    committed = np.asarray(lengths, np.int32)
+    slots = None
+    if spec.reach is not None:
+        capacity = spec.reach
+        last = committed[:, None] - 1
+        slots = last - np.remainder(last - np.arange(capacity), capacity)
+        held = slots >= 0
+    else:
+        held = np.arange(capacity) < committed[:, None]
+    at = (batch, width, spec.kv_heads, dim)
+    cache = (batch, spec.kv_heads, capacity, dim)
+
+    def poisoned() -> jax.Array:
+        rows = np.where(held[:, None, :, None], normal(*cache), np.nan)
+        return jnp.asarray(rows, dtype)
+
+    k, k_cache = jnp.asarray(normal(*at), dtype), poisoned()
+    arrays = {
+        "q": jnp.asarray(normal(batch, width, spec.q_heads, dim), dtype),
+        "k": k,
+        "v": k if spec.latent else jnp.asarray(normal(*at), dtype),
+        "k_cache": k_cache,
+        "v_cache": k_cache if spec.latent else poisoned(),
+        "lengths": jnp.asarray(committed),
+        "ancestors": jnp.asarray(masks),
+        "positions": jnp.asarray(committed[:, None] + masks.sum(-1) - 1, jnp.int32),
+        "slots": None if slots is None else jnp.asarray(slots, jnp.int32),
+        "sinks": jnp.asarray(normal(spec.q_heads)) if spec.sinks else None,
+    }
+    options = {
+        "scale": dim**-0.5,
+        "reach": spec.reach if reach is None else reach,
+        "softcap": spec.softcap,
+    }
+    return arrays, options
