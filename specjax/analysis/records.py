@@ -7,7 +7,7 @@ import datetime
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Setting:
     ignore_eos: bool
     command: str
     batch: int = 1
+    memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     device: str = dataclasses.field(default_factory=lambda: device_name())
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: versions())
     commit: str | None = dataclasses.field(default_factory=lambda: commit())
@@ -89,6 +90,9 @@ class Record:
     first_difference: Difference | None
     """Where not, and how near the tokens were to each other."""
     ignore_eos: bool
+    memory: Mapping[str, Any]
+    """How the target kept what it had read (rollback, pages), and if it was invariant;
+    empty: its defaults."""
     device: str
     versions: dict[str, str]
     commit: str | None

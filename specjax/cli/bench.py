@@ -180,6 +180,7 @@ class Bench:
             temperature=self.temperature,
             ignore_eos=self.ignore_eos,
             command=shlex.join(["specjax", *arguments]),
+            memory=dataclasses.asdict(self.memory),
         )
 
 

@@ -63,6 +63,7 @@ def record(**changes) -> Record:
         "identical": True,
         "first_difference": None,
         "ignore_eos": False,
+        "memory": {},
         "device": "d",
         "versions": {},
         "commit": None,

@@ -17,7 +17,8 @@ FIELDS = set(
     """
     model dtype drafter k rule temperature batch kind tokens rounds drafted accepted
     accepted_by_position tau alpha c_draft c_verify draft_bytes repetition seconds
-    tokens_per_second speedup identical first_difference ignore_eos device versions
+    tokens_per_second speedup identical first_difference ignore_eos memory device
+    versions
     commit command date prompt_id repeat prefill_seconds
     """.split()  # noqa: SIM905
 )
@@ -130,8 +131,12 @@ def test_records_are_complete_and_agree(bench, temperature):
 
 def test_records_are_appended(bench):
     first = bench("--k", 2)[1]
-    second = bench("--k", 2)[1]
+    second = bench("--k", 2, "--pages", 16)[1]
     assert second[: len(first)] == first and len(second) == 2 * len(first)
+    defaults = {"rollback": "replay", "pages": None, "page_size": 16}
+    assert first[0]["memory"] == {**defaults, "invariant": False}
+    assert second[-1]["memory"] == {**first[0]["memory"], "pages": 16}
+    assert all(r["identical"] for r in second)
 
 
 def test_a_draft_model_counts_its_bytes(bench, model):
