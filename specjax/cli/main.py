@@ -17,6 +17,7 @@ import tyro
 import specjax
 from specjax.cli.bench import Bench
 from specjax.cli.cache import turn_on_compilation_cache
+from specjax.cli.calibrate import Calibrate
 from specjax.cli.console import print_error
 from specjax.cli.convert import Convert
 from specjax.cli.demo import Demo
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "demo": (Demo, "Decode a real model with and without drafts, and compare"),
     "generate": (Generate, "Continue one prompt"),
     "bench": (Bench, "Compare drafters and k on many prompts"),
+    "calibrate": (Calibrate, "Time the parts of a round, and say which drafts pay"),
     "convert": (Convert, "Keep a model as it is decoded with, converted once"),
     "drafters": (Drafters, "List what can draft, and what each is made from"),
     "inspect": (Inspect, "Say what is in a checkpoint"),

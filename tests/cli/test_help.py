@@ -2,10 +2,13 @@
 
 import pytest
 
-
-@pytest.mark.parametrize(
-    "command", ["demo", "generate", "bench", "inspect", "parity", "simulate", "zoo"]
+COMMANDS = (
+    *("demo", "generate", "bench", "calibrate", "inspect", "parity", "simulate"),
+    "zoo",
 )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_subcommand_has_an_example(run, command):
     result = run(command, "--help")
     assert result.status == 0
@@ -15,7 +18,7 @@ def test_every_subcommand_has_an_example(run, command):
 def test_the_list_of_subcommands(run):
     result = run("--help")
     assert result.status == 0
-    for name in ("demo", "generate", "bench", "inspect", "parity", "zoo"):
+    for name in COMMANDS:
         assert f"• {name}" in result.out
     assert "Exit status" in result.out
 

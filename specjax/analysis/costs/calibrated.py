@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +155,8 @@ def from_dict(raw: Mapping[str, Any]) -> Calibrated:
 
 
 def _curve(raw: Mapping[str, Any]) -> Curve:
-    def by_rows(values: Mapping[Any, Any]) -> dict[int, Any]:
-        return {int(rows): value for rows, value in values.items()}
-
-    numbered: Sequence[str] = ("rounds", "accept", "commit")
-    return Curve(**dict(raw) | {name: by_rows(raw[name]) for name in numbered})
+    """JSON has made texts of the rows that are keys."""
+    fields = dict(raw)
+    for name in ("rounds", "accept", "commit"):
+        fields[name] = {int(rows): value for rows, value in raw[name].items()}
+    return Curve(**fields)

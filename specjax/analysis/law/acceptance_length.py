@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 from specjax.analysis.law.sizes import Number, at_least, probability
@@ -35,7 +36,7 @@ def tau_by_depth(conditional: Sequence[float]) -> float:
     probability ``conditional[d - 1]``, given that those above it were."""
     for depth, value in enumerate(conditional, start=1):
         probability(f"the probability at depth {depth}", value)
-    return 1 + math.fsum(itertools.accumulate(conditional, lambda a, b: a * b))
+    return 1 + math.fsum(itertools.accumulate(conditional, operator.mul))
 
 
 def tree_tau(tree: Tree, nodes: Sequence[float]) -> float:

@@ -33,7 +33,8 @@ def reserved_bytes(k: int, kv_bytes: Number) -> Number:
 def extra_blocks(k: int, block_tokens: int = 16) -> int:
     """Pages that ``k + 1`` more tokens may open, in the worst case."""
     at_least("block_tokens", block_tokens, 1)
-    return -(-(at_least("k", k, 0) + 1) // block_tokens)
+    at_least("k", k, 0)
+    return -(-(k + 1) // block_tokens)
 
 
 def rolled_back_tokens(alpha: Number, k: int) -> Number:

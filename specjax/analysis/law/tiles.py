@@ -9,7 +9,7 @@ from __future__ import annotations
 from specjax.analysis.law.sizes import at_least
 
 
-def tile_drafts(group: int, tile: int = 128) -> Number:
+def tile_drafts(group: int, tile: int = 128) -> float:
     """Drafts at which ``group`` query heads a KV head fill one tile."""
     return tile / at_least("group", group, 1) - 1
 
