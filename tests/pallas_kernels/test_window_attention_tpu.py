@@ -120,7 +120,7 @@ def test_tiles_hold_all_rows_and_slots():
                     (1, width, spec.q_heads, spec.dim), jnp.bfloat16
                 )
                 shapes = shapes_of(q, cache, cache)
-                plan = make_plan(shapes, jnp.bfloat16)
+                plan = make_plan(shapes, jnp.dtype(jnp.bfloat16))
                 assert plan.rows >= shapes.rows, model
                 assert plan.row_tile % 16 == 0
                 assert plan.row_tile <= ROW_TILE

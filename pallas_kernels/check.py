@@ -1,0 +1,190 @@
+"""``python -m pallas_kernels.check``: are the kernels right here, and how fast?
+
+Every check runs a kernel and the reference on the same random inputs. On an accelerator
+both are then timed. A line of JSON a check goes to ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import platform
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_kernels import measure
+from pallas_kernels.platforms import Implementation
+
+OPERATIONS = ("window_attention",)
+"""Folders of ``pallas_kernels`` with a module ``checks``, and in it ``make_checks``."""
+
+ROW = "{:<44} {:>9} {:>6} {:>9} {:>9} {:>6} {:>9}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One call with its inputs."""
+
+    operation: str
+    name: str
+    run: Callable[..., jax.Array]
+    """Of an implementation and the arguments."""
+    arguments: tuple[Any, ...]
+    """The first is a floating array of which nothing large depends."""
+    tolerance: float
+    """On the largest difference from the reference."""
+    bytes: int
+    """That must be read, at least."""
+    family: str
+    """What differs from this one in the window's width only has the same."""
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a line of JSON holds."""
+
+    operation: str
+    name: str
+    device: str
+    jax: str
+    seed: int
+    error: float
+    tolerance: float
+    passed: bool
+    bytes: int
+    kernel_seconds: float | None = None
+    reference_seconds: float | None = None
+    over_floor: float | None = None
+    """Time over what reading ``bytes`` takes at the measured bandwidth."""
+    over_one_row: float | None = None
+    """T(W) / T(1)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table; 1 if a kernel is wrong, 2 if there is no device for kernels."""
+    options = _options(arguments)
+    here = jax.default_backend()
+    if here == "cpu" and not options.interpret:
+        print("no accelerator here: --interpret emulates the kernels on CPU, slowly")
+        return 2
+    seed = secrets.randbits(31) if options.seed is None else options.seed
+    checks = [
+        check
+        for operation in OPERATIONS
+        for check in importlib.import_module(
+            f"pallas_kernels.{operation}.checks"
+        ).make_checks(quick=options.quick or options.interpret, seed=seed)
+        if options.only in f"{check.operation}/{check.name}"
+    ]
+    device = platform.machine() if here == "cpu" else jax.devices()[0].device_kind
+    print(f"{len(checks)} checks on {device}, JAX {jax.__version__}, seed {seed}")
+    print(ROW.format("", "error", "", "kernel", "plain", "floor", "T(W)/T(1)"))
+    speed = None if options.interpret else measure.bandwidth()
+    single: dict[str, float] = {}
+    wrong = 0
+    for check in checks:
+        result = _run(check, options.interpret, seed, device, speed, single)
+        wrong += not result.passed
+        _show(result)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    print(f"{wrong} wrong" if wrong else "all agree with the reference")
+    return int(wrong > 0)
+
+
+def _run(
+    check: Check,
+    interpret: bool,
+    seed: int,
+    device: str,
+    speed: float | None,
+    single: dict[str, float],
+) -> Result:
+    """``single`` keeps the times of windows of one row."""
+    implementation: Implementation = "interpret" if interpret else "require"
+
+    def by(name: Implementation) -> Callable[..., jax.Array]:
+        return lambda *x: check.run(name, *x)
+
+    got = np.asarray(jax.jit(by(implementation))(*check.arguments), np.float32)
+    wanted = np.asarray(jax.jit(by("reference"))(*check.arguments), np.float32)
+    # by numpy: on CPU the largest of jax.numpy may leave NaN out
+    error = float(np.max(np.abs(got - wanted)))
+    result = Result(
+        operation=check.operation,
+        name=check.name,
+        device=device,
+        jax=jax.__version__,
+        seed=seed,
+        error=error,
+        tolerance=check.tolerance,
+        passed=bool(error <= check.tolerance),
+        bytes=check.bytes,
+    )
+    if speed is None:
+        return result
+    kernel = measure.seconds_of(by(implementation), check.arguments)
+    if check.width == 1:
+        single[check.family] = kernel
+    one = single.get(check.family)
+    return dataclasses.replace(
+        result,
+        kernel_seconds=kernel,
+        reference_seconds=measure.seconds_of(by("reference"), check.arguments),
+        over_floor=kernel * speed / check.bytes,
+        over_one_row=None if one is None else kernel / one,
+    )
+
+
+def _show(result: Result) -> None:
+    def micro(seconds: float | None) -> str:
+        return "" if seconds is None else f"{seconds * 1e6:.1f}us"
+
+    def ratio(x: float | None) -> str:
+        return "" if x is None else f"{x:.2f}"
+
+    print(
+        ROW.format(
+            f"{result.operation}/{result.name}",
+            f"{result.error:.1e}",
+            "ok" if result.passed else "WRONG",
+            micro(result.kernel_seconds),
+            micro(result.reference_seconds),
+            ratio(result.over_floor),
+            ratio(result.over_one_row),
+        ),
+        flush=True,
+    )
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels.check",
+        description="Hold every kernel to the reference on fresh random inputs, and on "
+        "an accelerator time both at the shapes of real models. 'floor' is time over "
+        "what reading the cache or the weights takes at the bandwidth measured here.",
+    )
+    parser.add_argument(
+        "--interpret", action="store_true", help="emulate a TPU's kernels on CPU"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few small shapes only")
+    parser.add_argument("--only", default="", help="a part of a check's name")
+    parser.add_argument("--seed", type=int, help="of the inputs (default: a new one)")
+    parser.add_argument(
+        "--out", type=Path, help="a file to which a line of JSON a check is added"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

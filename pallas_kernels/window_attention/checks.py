@@ -1,0 +1,71 @@
+"""Window attention to check and to time: models, batches, widths and lengths."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.check import Check
+from pallas_kernels.platforms import Implementation
+from pallas_kernels.window_attention import api
+from pallas_kernels.window_attention.problems import random_call
+from pallas_kernels.window_attention.specs import MODELS
+
+TIMED = ("llama-3-8b", "qwen3-4b", "gpt-oss-20b", "qwen3.5-27b", "deepseek-v3")
+TOLERANCE = 2e-2
+"""Of bfloat16: weights are rounded before the last product, values are near 1."""
+
+
+def make_checks(*, quick: bool, seed: int) -> Iterator[Check]:
+    """Quick: every model once, small."""
+    if quick:
+        for model in MODELS:
+            yield _check(model, batch=2, width=3, length=150, seed=seed)
+        return
+    for model in TIMED:
+        for batch, length in ((1, 1024), (1, 32768), (8, 8192), (64, 2048)):
+            for width in (1, 2, 4, 8, 16):
+                yield _check(model, batch, width, length, seed)
+
+
+def _check(model: str, batch: int, width: int, length: int, seed: int) -> Check:
+    spec = MODELS[model]
+    capacity = -(-length // 256) * 256
+    lengths = [length - 7 * b for b in range(batch)]
+    arrays, options = random_call(
+        spec,
+        lengths=lengths,
+        width=width,
+        capacity=capacity,
+        dtype=jnp.bfloat16,
+        seed=seed,
+    )
+    slots = sum(min(n, spec.reach or n) for n in lengths)
+    wide = spec.dim * (1 if spec.latent else 2)
+    return Check(
+        operation="window_attention",
+        name=f"{model}/B{batch}-T{length}-W{width}",
+        run=functools.partial(_run, options=options, latent=spec.latent),
+        arguments=(arrays.pop("q"), arrays),
+        tolerance=TOLERANCE,
+        bytes=slots * spec.kv_heads * wide * 2,
+        family=f"{model}/B{batch}-T{length}",
+        width=width,
+    )
+
+
+def _run(
+    implementation: Implementation,
+    q: jax.Array,
+    rest: dict[str, Any],
+    *,
+    options: dict[str, Any],
+    latent: bool,
+) -> jax.Array:
+    if latent:  # one array again, which jit has taken apart
+        rest = {**rest, "v": rest["k"], "v_cache": rest["k_cache"]}
+    return api.window_attention(q, **rest, **options, implementation=implementation)
