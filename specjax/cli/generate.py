@@ -26,7 +26,7 @@ from specjax.cli.saving import (
     restored,
     resumed,
 )
-from specjax.cli.stream import TextStream, logprob_table
+from specjax.cli.stream import IdStream, TextStream, logprob_table
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.generate import Completion, Generation, Times
 from specjax.decoding.requests import Request
@@ -55,6 +55,8 @@ class Generate:
     """The text to continue, as it stands."""
     prompt_file: o.OptionalFile = None
     """A UTF-8 file that holds it; - reads standard input."""
+    prompt_ids: o.PromptIds = ()
+    """Its tokens, in the place of text; a model without a tokenizer answers in ids."""
     chat: bool = False
     """Put the prompt as a user's message, in the checkpoint's chat template."""
     model: o.Model = "smollm2-135m"
@@ -96,7 +98,9 @@ class Generate:
         """Generate, stream, report."""
         self.saving.check()
         if not self.saving.resume:
-            return self._run(read_prompt(self.prompt, self.prompt_file))
+            self._check_prompt()
+            ids = bool(self.prompt_ids)
+            return self._run("" if ids else read_prompt(self.prompt, self.prompt_file))
         form, prompt_file = resumed(self, arguments)
         text = form.prompt or ""
         if prompt_file is not None and read_prompt(None, prompt_file) != text:
@@ -111,10 +115,7 @@ class Generate:
         self.memory.check()
         checkpoint = o.load_model("--model", self.model, self.dtype)
         checkpoint = self.memory.applied(checkpoint, self.k)
-        tokenizer = needs_tokenizer(checkpoint, self.model)
-        ids = tokenizer.chat([text]) if self.chat else tokenizer.encode(text)
-        if not ids:
-            raise UsageError("the prompt has no tokens: give it some text")
+        tokenizer, ids = self._tokens(checkpoint, text)
         engine = self._engine(checkpoint, len(ids))
         request = o.build_request(ids, self.sampling, self.max_tokens, self.stop)
         with stderr().status("compiling"):
@@ -123,21 +124,56 @@ class Generate:
         with kept_run(self.saving, engine, request, options_of(self, text)) as run:
             return self._decode(engine, request, tokenizer, run)
 
+    def _check_prompt(self) -> None:
+        """Whether ids, if they are given, are the only prompt."""
+        if not self.prompt_ids:
+            return
+        for option, given in (
+            ("--prompt", self.prompt is not None),
+            ("--prompt-file", self.prompt_file is not None),
+            ("--chat", self.chat),
+        ):
+            if given:
+                raise UsageError(f"--prompt-ids is a whole prompt: leave out {option}")
+
+    def _tokens(
+        self, checkpoint: Checkpoint, text: str
+    ) -> tuple[Tokenizer | None, list[int]]:
+        """The prompt's ids; the tokenizer may be missing where they were given."""
+        vocab = checkpoint.decoder.vocab_size
+        for index in self.prompt_ids:
+            if not 0 <= index < vocab:
+                raise UsageError(
+                    f"--prompt-ids {index} is no id of this model: give ids below "
+                    f"{vocab}"
+                )
+        if self.prompt_ids and not self.stop:
+            return checkpoint.tokenizer, list(self.prompt_ids)
+        tokenizer = needs_tokenizer(checkpoint, self.model)
+        if self.prompt_ids:
+            return tokenizer, list(self.prompt_ids)
+        ids = tokenizer.chat([text]) if self.chat else tokenizer.encode(text)
+        if not ids:
+            raise UsageError("the prompt has no tokens: give it some text")
+        return tokenizer, ids
+
     def _decode(
         self,
         engine: Engine,
         request: Request,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         run: SavedRun | None,
     ) -> int:
         begun = None
         if run is not None and self.saving.resume:
             begun = restored(run, engine, request)
         console = stdout()
-        stream = TextStream(tokenizer, self.stop, colour=has_colour(console))
-        generation = Generation(
-            engine, [request], detokenize=detokenizer(tokenizer), resume=begun
-        )
+        colour, decode = has_colour(console), None
+        stream: TextStream | IdStream = IdStream(colour=colour)
+        if tokenizer is not None:
+            stream = TextStream(tokenizer, self.stop, colour=colour)
+            decode = detokenizer(tokenizer)
+        generation = Generation(engine, [request], detokenize=decode, resume=begun)
         steps = generation
         if run is not None:
             steps = run.saving(generation, self.saving.every)
@@ -265,7 +301,8 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     if (prompt is None) == (prompt_file is None):
         said = "neither is" if prompt is None else "both are"
         raise UsageError(
-            f"give --prompt TEXT or --prompt-file FILE, one of them ({said} given)"
+            f"give --prompt TEXT or --prompt-file FILE, one of them ({said} given); or "
+            "--prompt-ids ID ..."
         )
     if prompt_file is None:
         option, text = "--prompt", prompt or ""

@@ -34,6 +34,9 @@ EosIds = Annotated[
     tuple[int, ...],
     conf.arg(metavar="ID ...", help_behavior_hint="(default: the checkpoint's)"),
 ]
+PromptIds = Annotated[
+    tuple[int, ...], conf.arg(metavar="ID ...", help_behavior_hint="")
+]
 Capacity = Annotated[
     int | None,
     conf.arg(metavar="TOKENS", help_behavior_hint="(default: the model's context)"),

@@ -13,6 +13,34 @@ from specjax.decoding.generate import Completion
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
 
+def paint(text: str, drafted: bool, colour: bool) -> str:
+    """Green on a terminal, if it came from a draft."""
+    return f"{GREEN}{text}{RESET}" if drafted and colour else text
+
+
+class IdStream:
+    """The ids of a growing ``Completion``, for models without a tokenizer."""
+
+    def __init__(self, *, colour: bool) -> None:
+        self._colour = colour
+        self._taken = 0
+
+    def push(self, completion: Completion) -> str:
+        """The row so far; returns the new ids, a space before each but the first."""
+        start, self._taken = self._taken, len(completion.ids)
+        flags = completion.from_draft[start:]
+        return "".join(
+            paint(f"{' ' if at else ''}{index}", drafted, self._colour)
+            for at, (index, drafted) in enumerate(
+                zip(completion.ids[start:], flags, strict=True), start=start
+            )
+        )
+
+    def finish(self, completion: Completion) -> str:
+        """The row at its end; returns the rest."""
+        return self.push(completion)
+
+
 class TextStream:
     """Turns a growing ``Completion`` into the pieces to be written.
 
@@ -59,17 +87,15 @@ class TextStream:
         self._written += count
         runs = itertools.groupby(ready, key=lambda pair: pair[1])
         return "".join(
-            self._paint("".join(c for c, _ in run), drafted) for drafted, run in runs
+            paint("".join(c for c, _ in run), drafted, self._colour)
+            for drafted, run in runs
         )
 
-    def _paint(self, text: str, drafted: bool) -> str:
-        return f"{GREEN}{text}{RESET}" if drafted and self._colour else text
 
-
-def logprob_table(completion: Completion, tokenizer: Tokenizer) -> Table:
+def logprob_table(completion: Completion, tokenizer: Tokenizer | None) -> Table:
     """Each token, its log-probability, and the alternatives with theirs.
 
-    A token that is no whole text is shown by its id, as ``#123``.
+    A token that is no whole text, or of no known text, is shown by its id: ``#123``.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("token")
@@ -77,8 +103,8 @@ def logprob_table(completion: Completion, tokenizer: Tokenizer) -> Table:
     table.add_column("most probable", overflow="fold")
 
     def name(index: int) -> str:
-        known = index < tokenizer.vocab_size
-        text = tokenizer.decode([index], special=True) if known else ""
+        known = tokenizer is not None and index < tokenizer.vocab_size
+        text = tokenizer.decode([index], special=True) if tokenizer and known else ""
         # a part of a character has no text of its own
         return f"#{index}" if not text or "\ufffd" in text else repr(text)
 

@@ -21,6 +21,8 @@ def is_refused(result, *expected):
 BEFORE_LOADING = {
     "no prompt": ([], ["--prompt TEXT or --prompt-file FILE"]),
     "two prompts": (["--prompt", "a", "--prompt-file", "b"], ["one of them"]),
+    "ids and text": (["--prompt-ids", "1", "--prompt", "a"], ["leave out --prompt"]),
+    "ids and chat": (["--prompt-ids", "1", "--chat"], ["leave out --chat"]),
     "empty prompt": (["--prompt", ""], ["--prompt is empty", "at least one"]),
     "no such file": (["--prompt-file", "nowhere.txt"], ["nowhere.txt"]),
     "no such model": (

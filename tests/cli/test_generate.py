@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,31 @@ def test_a_prompt_file_is_taken_byte_for_byte(run, model, tmp_path, monkeypatch)
     stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert run("generate", "--prompt-file", "-", *options).json["prompt_ids"] == ids
+
+
+def test_a_prompt_of_ids_is_that_of_its_text(run, model):
+    options = ("--max-tokens", 6, "--ignore-eos", "--json", "--model", model)
+    told = run("generate", "--prompt", PROMPT, *options).json
+    by_ids = run("generate", "--prompt-ids", *told["prompt_ids"], *options).json
+    for name in ("prompt_ids", "ids", "text"):
+        assert by_ids[name] == told[name]
+
+
+def test_a_prompt_of_ids_needs_no_tokenizer(run):
+    model = Path(__file__).resolve().parents[1] / "data/oracles/qwen3_5"
+    asked = ("generate", "--model", model, "--prompt-ids", 5, 17, 9, 4)
+    asked += ("--max-tokens", 7, "--drafter", "mtp", "--k", 2, "--ignore-eos")
+    asked += ("--logprobs", 1)
+    told = run(*asked, "--json").json
+    assert told["prompt_ids"] == [5, 17, 9, 4] and told["text"] is None
+    assert len(told["ids"]) == 7 and told["stats"]["drafted"] > 0
+    first, *table = run(*asked).out.splitlines()
+    assert first.split() == [str(i) for i in told["ids"]]
+    assert [row.split()[0] for row in table[1:]] == [f"#{i}" for i in told["ids"]]
+    refused = run(*asked, "--stop", "a")
+    assert refused.status != 0 and "has no tokenizer" in refused.err
+    refused = run(*asked[:3], "--prompt-ids", 5, 999)
+    assert refused.status != 0 and "--prompt-ids 999 is no id" in refused.err
 
 
 def test_a_prompt_may_begin_with_a_hyphen(run, model):
