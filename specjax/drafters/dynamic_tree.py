@@ -4,6 +4,9 @@ Level by level the ``top_k`` most probable children of every node in the beam be
 candidates, and the best ``top_k`` of them, by the probability of their whole path, the
 next beam. Of all candidates the best ``nodes`` are verified. The draft's own confidence
 says where the tree is wide and where it is deep; its tokens are chosen, not drawn.
+
+Every level is read together with all above it, for a window leaves nothing behind. That
+costs products of more rows, and reads no weight more often than a level at a time does.
 """
 
 from __future__ import annotations
