@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-OPERATIONS = ("delta_window", "window_attention")
+OPERATIONS = ("delta_window", "skinny_matmul", "window_attention")
 """Folders of ``pallas_kernels`` with cases."""
 
 

@@ -1,0 +1,1 @@
+"""Products of a window's few rows with a large weight, which is read once."""

@@ -1,0 +1,64 @@
+"""Skinny products, as they are called.
+
+The kernel is worth its place for int4 weights in groups, for a gate and an up weight
+at once, and where a row's bits must not depend on other rows: it treats 1 to 16 rows
+alike. Of plain bfloat16 and int8 weights XLA's own product is one pass that keeps
+nothing besides (compiled for v5e and v6e with 1, 8 and 16 rows, JAX 0.10.2), so
+``skinny_matmul`` of these takes the kernel only where it is told ``invariant``. Of int4
+weights in groups XLA makes a float32 copy at one row, of 15 times their size.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.platforms import Implementation, Kernel, choose
+from pallas_kernels.skinny_matmul import plan, reference, tpu
+from pallas_kernels.skinny_matmul.reference import Activation, Weight, quantize_int4
+
+__all__ = ["Activation", "Weight", "quantize_int4", "skinny_gated", "skinny_matmul"]
+
+
+def skinny_matmul(
+    x: Float[Array, "M in"],
+    weight: Weight,
+    *,
+    invariant: bool = False,
+    implementation: Implementation = "auto",
+) -> Float[Array, "M out"]:
+    """``x W^T`` for at most 16 rows, in float32; see ``reference``.
+
+    ``invariant``: a row's bits depend on that row and the weight alone.
+    """
+    why = plan.refusal(x.shape[0], weight)
+    by_xla = weight.values.dtype != jnp.int4 and not invariant
+    kernels = {} if by_xla else {"tpu": Kernel(tpu.skinny_matmul, why)}
+    return choose(
+        "skinny_matmul",
+        (x, weight),
+        reference=reference.skinny_matmul,
+        kernels=kernels,
+        implementation=implementation,
+    )
+
+
+def skinny_gated(
+    x: Float[Array, "M in"],
+    gate: Weight,
+    up: Weight,
+    *,
+    activation: Activation = "silu",
+    implementation: Implementation = "auto",
+) -> Float[Array, "M out"]:
+    """``activation(x Wg^T) * (x Wu^T)`` for at most 16 rows, in float32."""
+    run = functools.partial(tpu.skinny_gated, activation=activation)
+    return choose(
+        "skinny_gated",
+        (x, gate, up),
+        reference=functools.partial(reference.skinny_gated, activation=activation),
+        kernels={"tpu": Kernel(run, plan.refusal(x.shape[0], gate, up))},
+        implementation=implementation,
+    )
