@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from tyro import conf
 
-from specjax.analysis.costs.calibrated import Calibrated, Curve
+from specjax.analysis.costs.calibrated import Calibrated
 from specjax.analysis.costs.chart_svg import curve_svg
+from specjax.analysis.costs.judge import judge
 from specjax.analysis.costs.oddities import oddities
-from specjax.analysis.costs.predict import Prediction, predict
+from specjax.analysis.costs.predict import Prediction
 from specjax.analysis.costs.sample import Sample, Texts, sample, write_texts
 from specjax.analysis.costs.session import Candidate, Session
-from specjax.analysis.law import chain_tau, tree_tau_by_rank
 from specjax.analysis.records import commit, versions
 from specjax.checkpoints import Checkpoint, prompt_ids
 from specjax.checkpoints.errors import CheckpointError
@@ -33,7 +33,6 @@ from specjax.cli.errors import UsageError
 from specjax.cli.memory import MemoryOptions
 from specjax.decoding.engine import default_widths
 from specjax.decoding.interfaces import Drafter
-from specjax.decoding.trees import best_first
 from specjax.drafters import DRAFTERS, Source
 from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
 
@@ -42,7 +41,6 @@ MODELLESS = tuple(
     for name, entry in DRAFTERS.items()
     if entry.drafts and entry.source is Source.NOTHING
 )
-FREE = "free drafts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +101,7 @@ class Calibrate:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Load, time, replay, predict, show."""
+        busy = load_per_core()
         self._check()
         prompts = self._prompts()
         checkpoint = o.load_model("--model", self.model, self.dtype)
@@ -121,12 +120,13 @@ class Calibrate:
                 ),
                 "versions": versions(),
                 "commit": commit(),
+                "load_per_core": busy,
                 "command": shlex.join(["specjax", *arguments]),
             }
             found = session.run(
                 step, model=checkpoint.source, dtype=self.dtype, about=about
             )
-        predictions = self._predictions(found, candidates, samples)
+        predictions = judge(found, candidates, samples, self.alpha)
         self._write(found, predictions)
         show(stdout(), found, predictions, oddities(found))
         return 0
@@ -250,67 +250,6 @@ class Calibrate:
             found.append(sample(checkpoint.decoder, each.drafter, texts, eos))
         return found
 
-    def _predictions(
-        self, found: Calibrated, candidates: list[Candidate], samples: list[Sample]
-    ) -> list[Prediction]:
-        predictions = []
-        for curve in found.curves:
-            for index, each in enumerate(candidates):
-                nodes = each.drafter.max_nodes
-                known = samples[index] if samples else self._tau(each.k, nodes)
-                predictions.append(
-                    predict(
-                        curve,
-                        each.name,
-                        k=each.k,
-                        nodes=nodes,
-                        drafting=curve.draft_ratios(each.key),
-                        found=known,
-                    )
-                )
-            if self.alpha:
-                predictions += self._free(curve)
-        return predictions
-
-    def _tau(self, k: int, nodes: int) -> float:
-        """At the alpha that was given; of trees, for the best one of that size."""
-        if nodes == k or len(self.alpha) == 1:
-            return chain_tau(self.alpha[0], k)
-        tree = best_first([list(self.alpha)] * k, nodes)
-        return tree_tau_by_rank(tree, self.alpha)
-
-    def _free(self, curve: Curve) -> list[Prediction]:
-        """Chains, and trees where there are ranks, whose drafts cost nothing."""
-        free = np.zeros(len(curve.rounds[1]))
-        found = []
-        for rows in curve.widths[1:]:
-            found.append(
-                predict(
-                    curve,
-                    f"{FREE}, a chain",
-                    k=rows - 1,
-                    nodes=rows - 1,
-                    drafting=free,
-                    found=self._tau(rows - 1, rows - 1),
-                )
-            )
-            if len(self.alpha) == 1:
-                continue
-            tree = best_first([list(self.alpha)] * (rows - 1), rows - 1)
-            if tree.max_depth < rows - 1:
-                tau = tree_tau_by_rank(tree, self.alpha)
-                found.append(
-                    predict(
-                        curve,
-                        f"{FREE}, a tree",
-                        k=tree.max_depth,
-                        nodes=rows - 1,
-                        drafting=free,
-                        found=tau,
-                    )
-                )
-        return found
-
     def _write(self, found: Calibrated, predictions: list[Prediction]) -> None:
         if self.plot is not None:
             Path(self.plot).write_text(curve_svg(found), "utf-8")
@@ -325,6 +264,13 @@ class Calibrate:
             "oddities": [dataclasses.asdict(each) for each in oddities(found)],
         }
         Path(self.json).write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+def load_per_core() -> float | None:
+    """Programs that wanted a core in the last minute; ``None`` where it is not told."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def _widths(drafter: Drafter) -> tuple[int, ...]:

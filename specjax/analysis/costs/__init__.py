@@ -3,5 +3,5 @@
 ``rounds``, ``drafting`` and ``machine`` say what is timed, ``timing`` times it in turn,
 and ``session`` does all of it; ``calibrated`` is what is kept. ``sample`` says how well
 a drafter drafts (``scripted``: without the model), ``predict`` puts both into the law,
-and ``oddities`` reads the curve.
+``judge`` does that for every drafter, and ``oddities`` reads the curve.
 """

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.analysis.costs.calibrated import Calibrated, Curve
 
-JUMP, DIP, SLOW, NOISE = 1.25, 0.93, 0.5, 0.10
+JUMP, DIP, SLOW, NOISE, BUSY = 1.25, 0.93, 0.5, 0.10, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,14 +17,32 @@ class Oddity:
     """Something to know before one builds on a prediction."""
 
     kind: str
-    """``"jump"``, ``"dip"``, ``"not memory"``, ``"no fast type"`` or ``"noise"``."""
+    """``"busy"``, ``"jump"``, ``"dip"``, ``"not memory"``, ``"no fast type"`` or
+    ``"noise"``."""
     text: str
 
 
 def oddities(found: Calibrated) -> list[Oddity]:
     """All that are seen, in the order in which they matter."""
     curve = found.curve
-    return [*_steps(found, curve), *_rates(found, curve), *_noise(curve)]
+    return [
+        *_busy(found),
+        *_steps(found, curve),
+        *_rates(found, curve),
+        *_noise(curve),
+    ]
+
+
+def _busy(found: Calibrated) -> list[Oddity]:
+    """Other work, by what the system said before anything was timed."""
+    load = found.about.get("load_per_core")
+    if load is None or load <= BUSY:
+        return []
+    text = (
+        f"{load:.1f} programs a core were running before this began: measure again "
+        "when it is quiet, times may be several times too long"
+    )
+    return [Oddity("busy", text)]
 
 
 def _steps(found: Calibrated, curve: Curve) -> list[Oddity]:
@@ -45,7 +63,8 @@ def _steps(found: Calibrated, curve: Curve) -> list[Oddity]:
 def _rates(found: Calibrated, curve: Curve) -> list[Oddity]:
     """Plain steps that are not bound by memory, and types that gain nothing."""
     told = []
-    rate = found.weight_bytes / curve.plain_seconds
+    # the best of both, for other work slows one and the other
+    rate = found.weight_bytes / min(curve.rounds[1])
     share = rate / found.machine.bandwidth
     if share < SLOW:
         text = (

@@ -94,7 +94,8 @@ def predict(
         for _ in range(DRAWS)
     ]
     low, high = np.quantile(drawn, COVERED)
-    first: Limit = limits(tau, k, c_draft, c_verify)[0]
+    full = float(np.median(costs[-1]))
+    first: Limit = limits(tau, k, c_draft, c_verify, full)[0]
     return Prediction(
         drafter=drafter,
         k=k,

@@ -108,14 +108,23 @@ class Limit:
     nothing, or having every draft accepted."""
 
 
-def limits(tau: Number, k: int, c_draft: Number, c_verify: Number) -> list[Limit]:
+def limits(
+    tau: Number,
+    k: int,
+    c_draft: Number,
+    c_verify: Number,
+    c_full: Number | None = None,
+) -> list[Limit]:
     """The three, the one that holds back most first.
 
-    ``k`` is the longest draft. ``c_verify`` counts all that is not drafting.
+    ``k`` is the longest draft. ``c_verify`` counts all that is not drafting, over
+    rounds as they come; ``c_full`` is that of rounds that draft all they can, which
+    they would if every draft were accepted (``None``: the same).
     """
+    full = c_verify if c_full is None else c_full
     found = [
         Limit("verification", speedup(tau, c_draft, min(1.0, c_verify))),
         Limit("draft", speedup(tau, 0.0, c_verify)),
-        Limit("acceptance", speedup(k + 1, c_draft, c_verify)),
+        Limit("acceptance", speedup(k + 1, c_draft, full)),
     ]
     return sorted(found, key=lambda limit: -limit.speedup_without)

@@ -39,9 +39,11 @@ def curve(batch=1, **rounds):
     )
 
 
-def calibrated(curve, dtype="float32", weight_bytes=10**8, **rates):
+def calibrated(curve, dtype="float32", weight_bytes=10**8, about=None, **rates):
     machine = Machine(1e10, rates or {"float32": 5e10, "bfloat16": 3e11})
-    return Calibrated("toy", dtype, "cpu: X", weight_bytes, machine, [curve], {})
+    return Calibrated(
+        "toy", dtype, "cpu: X", weight_bytes, machine, [curve], about or {}
+    )
 
 
 FLAT = {"w1": 10.0, "w2": 10.0, "w5": 10.0}
@@ -80,6 +82,9 @@ def test_rounds_without_drafts_cost_a_plain_step():
     )
     assert found.tau == 2.5
     assert found.c_verify == pytest.approx((1.0 + 1.8) / 2)
+    # were all accepted, all rounds would draft, and be wide
+    assert found.limit == "acceptance"
+    assert found.without_limit == pytest.approx(5 / 1.9)
     assert found.speedup == pytest.approx(2.5 / 1.5)
     # texts differ: the spread is that of drawing two of them
     assert found.low == pytest.approx(2.0 / 1.5) and found.high == pytest.approx(2.0)
@@ -191,6 +196,11 @@ def test_each_oddity_is_seen_alone(rounds, kind):
 
 def test_a_jump_that_only_some_turns_show_is_none():
     assert "jump" not in kinds(curve(w1=11, w2=[11.0, 11.2, 15.0, 15.0, 15.0]))
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.2, []), (3.0, ["busy"]), (None, [])])
+def test_a_busy_machine_is_told(load, told):
+    assert kinds(curve(w1=11, w2=11), about={"load_per_core": load}) == told
 
 
 def test_a_type_without_a_fast_path():
