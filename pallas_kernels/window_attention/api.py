@@ -7,15 +7,19 @@ the reference; ``platforms.choices()`` says which.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import platforms
+from pallas_kernels import compat, platforms
+from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention import reference, tpu
 from pallas_kernels.window_attention.by_row import window_attention_by_row
-from pallas_kernels.window_attention.plan import refusal
+from pallas_kernels.window_attention.pages import gather_pages
+from pallas_kernels.window_attention.plan import Options, refusal
 
 __all__ = ["window_attention", "window_attention_by_row"]
 
@@ -26,8 +30,8 @@ def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
     v: Float[Array, "B W H Dv"],
-    k_cache: Float[Array, "B H T D"],
-    v_cache: Float[Array, "B H T Dv"],
+    k_cache: Float[Array, "B_or_pages H T_or_size D"],
+    v_cache: Float[Array, "B_or_pages H T_or_size Dv"],
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     *,
@@ -38,17 +42,20 @@ def window_attention(
     chosen: tuple[Bool[Array, "B W T"], Bool[Array, "B W W"]] | None = None,
     sinks: Float[Array, " Hq"] | None = None,
     softcap: float | None = None,
-    spread: bool = False,
+    table: Int[Array, "B blocks"] | None = None,
+    spread: Spread | None = None,
     implementation: platforms.Implementation = "auto",
 ) -> Float[Array, "B W Hq Dv"]:
     """As ``reference.window_attention``, by the platform's kernel if it has one.
 
     Pass one array for keys and values if they are the same: it is then read once.
-    ``spread``: the batch or the heads lie on several devices. For ``implementation``
-    see ``platforms.choose``.
+    With a ``table`` the caches are pools of pages: entry ``i`` of a row is the page of
+    its positions ``i * size ..``, and one that is no page's id stands for none.
+    ``spread`` says how batch rows and KV heads lie on several devices. For
+    ``implementation`` see ``platforms.choose``.
     """
     shared = v is k and v_cache is k_cache
-    options = tpu.Options(
+    options = Options(
         scale=scale,
         reach=reach,
         softcap=softcap,
@@ -56,12 +63,14 @@ def window_attention(
         shared=shared,
         with_lse=sinks is not None,
     )
-    against = refusal(q, k_cache, v_cache, narrowed=chosen is not None)
-    if spread:
-        against = against or "its rows lie on several devices"
+    against = refusal(q, k_cache, v_cache, table, narrowed=chosen is not None)
 
     def plain(*args: Any) -> jax.Array:
-        q, k, v, k_cache, v_cache, lengths, ancestors, positions, slots, sinks = args
+        q, k, v, k_cache, v_cache, lengths, ancestors, positions, slots = args[:9]
+        sinks, table = args[9:]
+        if table is not None:
+            k_cache = gather_pages(k_cache, table)
+            v_cache = None if shared else gather_pages(v_cache, table)
         return reference.window_attention(
             q,
             k,
@@ -79,6 +88,11 @@ def window_attention(
             softcap=softcap,
         )
 
+    kernel: Callable[..., jax.Array] = functools.partial(
+        tpu.window_attention, options=options
+    )
+    if spread is not None:
+        kernel = _on_each_device(kernel, spread, q, k_cache, table is not None)
     return platforms.choose(
         OPERATION,
         (
@@ -92,12 +106,42 @@ def window_attention(
             positions,
             slots,
             sinks,
+            table,
         ),
         reference=plain,
-        kernels={
-            "tpu": platforms.Kernel(
-                functools.partial(tpu.window_attention, options=options), against
-            )
-        },
+        kernels={"tpu": platforms.Kernel(kernel, against)},
         implementation=implementation,
     )
+
+
+def _on_each_device(
+    kernel: Callable[..., jax.Array],
+    spread: Spread,
+    q: jax.Array,
+    k_cache: jax.Array,
+    paged: bool,
+) -> Callable[..., jax.Array]:
+    """The kernel on the batch rows and heads of each device.
+
+    Query heads of a single KV head can be shared out as well: it is whole everywhere.
+    """
+    kv_heads = k_cache.shape[1]
+    single = kv_heads == 1
+    spread = spread.narrowed(q.shape[0], q.shape[2] if single else kv_heads)
+    batch, heads = spread.batch, spread.heads
+    kv = None if single else heads
+    rows = PartitionSpec(batch, None, kv)
+    cache = PartitionSpec(None if paged else batch, kv)
+    by_row = PartitionSpec(batch)
+    queries = PartitionSpec(batch, None, heads)
+    inputs = (
+        *(queries, rows, rows, cache, cache),
+        *(by_row, by_row, by_row, by_row),  # lengths, ancestors, positions, slots
+        *(PartitionSpec(heads), by_row),  # sinks, table
+    )
+
+    def run(*arguments: Any, interpret: compat.Interpret = False) -> jax.Array:
+        local = functools.partial(kernel, interpret=interpret)
+        return spread.run(local, inputs, queries)(*arguments)
+
+    return run

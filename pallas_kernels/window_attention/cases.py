@@ -32,6 +32,7 @@ def _call(
         scale=scale,
         positions=lengths[:, None] + jnp.sum(x["ancestors"], -1, dtype=jnp.int32) - 1,
         slots=x["slots"],
+        table=x["table"],
         reach=spec.reach,
         sinks=x["sinks"],
         softcap=spec.softcap,
@@ -40,13 +41,19 @@ def _call(
 
 
 def _inputs(
-    spec: AttentionSpec, width: int, capacity: int, dtype: Any
+    spec: AttentionSpec, width: int, capacity: int, dtype: Any, size: int | None = None
 ) -> dict[str, Any]:
     capacity = capacity if spec.reach is None else spec.reach
     heads, dim = spec.kv_heads, spec.dim
     rows = array(BATCH, width, heads, dim, dtype=dtype)
     cache = array(BATCH, heads, capacity, dim, dtype=dtype)
+    table = None
+    if size is not None:
+        blocks = capacity // size
+        cache = array(BATCH * blocks + 5, heads, size, dim, dtype=dtype)
+        table = array(BATCH, blocks, dtype=jnp.int32)
     return {
+        "table": table,
         "q": array(BATCH, width, spec.q_heads, dim, dtype=dtype),
         "k": rows,
         "v": None if spec.latent else rows,
@@ -61,11 +68,16 @@ def _inputs(
 
 
 def _case(
-    model: str, width: int = 8, capacity: int = 8192, dtype: Any = jnp.bfloat16
+    model: str,
+    width: int = 8,
+    capacity: int = 8192,
+    dtype: Any = jnp.bfloat16,
+    size: int | None = None,
 ) -> Case:
     spec = MODELS[model]
-    x = _inputs(spec, width, capacity, dtype)
+    x = _inputs(spec, width, capacity, dtype, size)
     name = f"{model}-w{width}" + ("" if dtype == jnp.bfloat16 else "-f32")
+    name += "" if size is None else f"-pages-{size}"
     return Case(
         operation="window_attention",
         name=name,
@@ -134,6 +146,10 @@ CASES = [
     _case("falcon-7b"),
     _case("deepseek-v3", width=1),
     _case("deepseek-v3"),
+    _case("llama-3-8b", size=16),
+    _case("llama-3-8b", size=128),
+    _case("llama-3.2-1b", size=128),
+    _case("deepseek-v3", size=128),
     _loop("llama-3-8b"),
     _loop("llama-3.2-1b"),
     _loop("deepseek-v3"),

@@ -86,3 +86,34 @@ def random_call(
         "softcap": spec.softcap,
     }
     return arrays, options
+
+
+def in_pages(arrays: dict[str, Any], size: int, seed: int = 0) -> dict[str, Any]:
+    """The same call with its cache in pages, which lie in no order.
+
+    Rows hold pages for their lengths only; all the rest of the pool is NaN.
+    """
+    draw = np.random.default_rng(seed)
+    lengths = np.asarray(arrays["lengths"])
+    batch, _, capacity, _ = arrays["k_cache"].shape
+    blocks = -(-capacity // size)
+    pages = batch * blocks + 3
+    ids = draw.permutation(pages)[: batch * blocks].reshape(batch, blocks)
+    held = np.arange(blocks) < -(-lengths[:, None] // size)
+    table = np.where(held, ids, pages).astype(np.int32)
+
+    def pool(cache: jax.Array) -> jax.Array:
+        rows = np.asarray(cache, np.float32)
+        _, heads, _, dim = rows.shape
+        missing = [(0, 0), (0, 0), (0, blocks * size - capacity), (0, 0)]
+        rows = np.pad(rows, missing, constant_values=np.nan)
+        rows = rows.reshape(batch, heads, blocks, size, dim).swapaxes(1, 2)
+        out = np.full((pages, heads, size, dim), np.nan, np.float32)
+        out[table[held]] = rows[held]
+        return jnp.asarray(out, cache.dtype)
+
+    k_cache = pool(arrays["k_cache"])
+    shared = arrays["v_cache"] is arrays["k_cache"]
+    v_cache = k_cache if shared else pool(arrays["v_cache"])
+    table = jnp.asarray(table)
+    return {**arrays, "k_cache": k_cache, "v_cache": v_cache, "table": table}

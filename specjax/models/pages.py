@@ -139,15 +139,6 @@ def give_back(pages: PageTable, rows: Bool[Array, " B"]) -> PageTable:
     )
 
 
-def gather_pages(
-    cache: Float[Array, "pages H size D"], table: Int[Array, "B blocks"]
-) -> Float[Array, "B H T D"]:
-    """Each row's pages, one behind the other. What stands for no page is zero."""
-    rows = cache.at[table].get(mode="fill", fill_value=0)
-    batch, blocks, heads, size, dim = rows.shape
-    return rows.transpose(0, 2, 1, 3, 4).reshape(batch, heads, blocks * size, dim)
-
-
 def held_in_pages(
     table: Int[Array, "B blocks"], lengths: Int[Array, " B"], pages: int, size: int
 ) -> Bool[Array, "pages size"]:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import DecodeState
 from specjax.models.axes import BATCH, EMBED, EXPERT, HEADS, KV_HEADS, MLP, VOCAB
 from specjax.models.committed import CommittedState
@@ -69,7 +70,9 @@ def shard_decoder(
 ) -> Decoder:
     """The decoder with its parameters spread over the mesh."""
     tensor = dict(mesh.shape).get(TENSOR, 1)
-    decoder = decoder.replace(blocks=tuple(map(_spread, decoder.blocks)))
+    spread = Spread(mesh, batch=rules.get(BATCH), heads=rules.get(KV_HEADS))
+    told = tuple(_spread(block, spread) for block in decoder.blocks)
+    decoder = decoder.replace(blocks=told)
     return _put(decoder, _parameter_axes(decoder, tensor), mesh, rules)
 
 
@@ -103,11 +106,11 @@ def partition(
     return PartitionSpec(*parts)
 
 
-def _spread(block: Block) -> Block:
-    """Attention that is told that its batch rows lie apart."""
+def _spread(block: Block, spread: Spread) -> Block:
+    """Attention that is told how its batch rows and heads lie apart."""
     if block.mixer is None or not hasattr(block.mixer.body, "spread"):
         return block
-    mixer = block.mixer.replace(body=block.mixer.body.replace(spread=True))
+    mixer = block.mixer.replace(body=block.mixer.body.replace(spread=spread))
     return block.replace(mixer=mixer)
 
 

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from pallas_kernels import compat
+from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention import api, reference, tpu
 from pallas_kernels.window_attention.plan import (
     ROW_TILE,
+    Options,
     make_plan,
     refusal,
     shapes_of,
 )
-from pallas_kernels.window_attention.problems import random_call
+from pallas_kernels.window_attention.problems import in_pages, random_call
 from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
 
 pytestmark = pytest.mark.timeout(240)
@@ -41,7 +43,7 @@ def by_kernel(
     shared = x["k_cache"] is x["v_cache"]
     if shared:
         x["v"] = x["v_cache"] = None
-    static = tpu.Options(
+    static = Options(
         **options,
         ring=x["slots"] is not None,
         shared=shared,
@@ -60,9 +62,12 @@ def check(spec: AttentionSpec, dtype: Any = jnp.float32, **more: Any) -> None:
     call = {"lengths": EDGES, "width": 5, "capacity": 211, **more}
     block = call.pop("block", BLOCK)
     interpret = call.pop("interpret", True)
+    size = call.pop("page_size", None)
     arrays, options = random_call(spec, dtype=dtype, **call)
-    got = by_kernel(arrays, options, block, interpret)
     wanted = by_reference(arrays, options)
+    if size is not None:
+        arrays = in_pages(arrays, size)
+    got = by_kernel(arrays, options, block, interpret)
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE[dtype])
 
@@ -79,6 +84,11 @@ def check(spec: AttentionSpec, dtype: Any = jnp.float32, **more: Any) -> None:
 def test_it_is_the_reference_at_real_heads(model, dtype):
     lengths = (0, 1, 127, 128, 129, 1000) if MODELS[model].reach else EDGES
     check(MODELS[model], dtype, lengths=lengths, width=3)
+
+
+@pytest.mark.parametrize(("model", "size"), [("phi-2", 16), ("llama-3.2-1b", 128)])
+def test_pages_are_read_through_the_table(model, size):
+    check(MODELS[model], page_size=size, width=2)
 
 
 def test_memories_and_copies_of_a_tpu_and_any_order_of_parallel_axes():
@@ -137,15 +147,20 @@ def test_tiles_hold_all_rows_and_slots():
         ({"cache": jnp.float16}, "float16"),
         ({"narrowed": True}, "indexer"),
         ({"value_dim": 32}, "values 32"),
+        ({"table": (1, 2), "slots": 16}, "pages have 16 slots"),
+        ({"table": (64, 2048)}, "65536 entries"),
     ],
 )
 def test_a_call_that_is_not_for_it_is_refused_by_name(change, why):
     dim = change.get("dim", 64)
     dtype = change.get("cache", jnp.float32)
     q = jax.ShapeDtypeStruct((1, change.get("width", 4), 4, dim), jnp.float32)
-    k = jax.ShapeDtypeStruct((1, 2, 128, dim), dtype)
-    v = jax.ShapeDtypeStruct((1, 2, 128, change.get("value_dim", dim)), dtype)
-    told = refusal(q, k, v, narrowed=change.get("narrowed", False))
+    slots, table = change.get("slots", 128), change.get("table")
+    k = jax.ShapeDtypeStruct((1, 2, slots, dim), dtype)
+    v = jax.ShapeDtypeStruct((1, 2, slots, change.get("value_dim", dim)), dtype)
+    if table is not None:
+        table = jax.ShapeDtypeStruct(table, jnp.int32)
+    told = refusal(q, k, v, table, narrowed=change.get("narrowed", False))
     assert told is not None and why in told
 
 
@@ -192,9 +207,44 @@ def test_models_on_the_memories_of_a_tpu(model, seed):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("size", [1, 8, 16, 48, 128, 256])
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt-oss-20b", "deepseek-v3"])
+@pytest.mark.parametrize("reach", [None, 70])
+def test_pages_of_every_size(model, size, reach):
+    lengths = (0, size, size + 1, 300, 389)
+    check(MODELS[model], page_size=size, reach=reach, capacity=389, lengths=lengths)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("block", [128, 256, 512, None])
 @pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3", "gpt-oss-20b"])
 def test_every_block_and_four_of_them(model, block):
     capacity = 4 * (block or 512)
     lengths = (0, capacity - 1, capacity)
     check(MODELS[model], block=block, capacity=capacity, lengths=lengths, width=4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt-oss-20b-local",
+        pytest.param("llama-3.2-1b", marks=pytest.mark.full),
+        pytest.param("falcon-7b", marks=pytest.mark.full),
+        "deepseek-v3",
+    ],
+)
+def test_on_a_mesh_each_device_has_its_rows_and_heads(cpu_devices, model):
+    spec = dataclasses.replace(MODELS[model], q_heads=8)
+    lengths = (0, 60, 128, 131)
+    arrays, options = random_call(spec, lengths=lengths, width=3, capacity=150)
+    mesh = jax.sharding.Mesh(np.array(cpu_devices[:4]).reshape(2, 2), ("rows", "cols"))
+    spread = Spread(mesh, batch="rows", heads="cols")
+    run = jax.jit(
+        lambda **x: api.window_attention(
+            **x, **options, spread=spread, implementation="interpret"
+        )
+    )
+    out = run(**arrays)
+    assert out.sharding.shard_shape(out.shape) == (2, 3, 4, spec.dim)
+    wanted = by_reference(arrays, options)
+    np.testing.assert_allclose(np.asarray(out), wanted, rtol=0, atol=3e-6)

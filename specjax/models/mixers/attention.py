@@ -8,6 +8,7 @@ import jax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention.api import (
     window_attention,
     window_attention_by_row,
@@ -67,8 +68,8 @@ class Attention(struct.PyTreeNode):
     k_norm: RMSNorm | None = None
     gate: Linear | None = None
     sinks: jax.Array | None = None  # [Hq]
-    spread: bool = struct.field(pytree_node=False, default=False)
-    """Batch rows lie on several devices: see ``caches.write_path``."""
+    spread: Spread | None = struct.field(pytree_node=False, default=None)
+    """How batch rows and heads lie on several devices: see ``caches.write_path``."""
     tile: int | None = struct.field(pytree_node=False, default=None)
     """Of the invariant mode: rows are attended one by one, and products tiled."""
 
@@ -111,10 +112,11 @@ class Attention(struct.PyTreeNode):
         slots = None
         if config.reach is not None:
             slots = held_positions(lengths, state.k.shape[2])
-        k_cache, v_cache = (rows_of(y, state.table) for y in (state.k, state.v))
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        attend = partial(window_attention, spread=self.spread)
+        k_cache, v_cache = state.k, state.v
+        attend = partial(window_attention, table=state.table, spread=self.spread)
         if self.tile is not None:
+            k_cache, v_cache = (rows_of(y, state.table) for y in (k_cache, v_cache))
             attend = window_attention_by_row
         mixed = attend(
             q,
@@ -165,7 +167,7 @@ class Attention(struct.PyTreeNode):
                 acceptance,
                 lengths,
                 in_ring=ring,
-                spread=self.spread,
+                spread=self.spread is not None,
                 table=state.table,
             )
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.window_attention.pages import gather_pages
 from specjax.decoding.types import Acceptance, Window
-from specjax.models.pages import Paged, gather_pages, held_in_pages, write_pages
+from specjax.models.pages import Paged, held_in_pages, write_pages
 
 
 def cache_dtype(weight: jnp.dtype) -> jnp.dtype:

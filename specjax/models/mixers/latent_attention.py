@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention.api import (
     window_attention,
     window_attention_by_row,
@@ -80,8 +81,8 @@ class LatentAttention(struct.PyTreeNode):
     value_part: jax.Array  # [heads, value, latent]
     out: Linear
     indexer: Indexer | None = None
-    spread: bool = struct.field(pytree_node=False, default=False)
-    """Batch rows lie on several devices: see ``caches.write_path``."""
+    spread: Spread | None = struct.field(pytree_node=False, default=None)
+    """How batch rows and heads lie on several devices: see ``caches.write_path``."""
     tile: int | None = struct.field(pytree_node=False, default=None)
     """Of the invariant mode: rows are attended one by one, and products tiled."""
 
@@ -145,9 +146,10 @@ class LatentAttention(struct.PyTreeNode):
             chosen = (aids.chosen.committed, aids.chosen.window)
         # the last dimensions of the "value" are the rotary key, and are dropped: to cut
         # them off the cache would copy it
-        cache = rows_of(state.rows, state.table)
-        attend = partial(window_attention, spread=self.spread)
+        cache = state.rows
+        attend = partial(window_attention, table=state.table, spread=self.spread)
         if self.tile is not None:
+            cache = rows_of(cache, state.table)
             attend = window_attention_by_row
         read = attend(
             self._queries(x, aids),
@@ -181,7 +183,12 @@ class LatentAttention(struct.PyTreeNode):
             if cache is None or rows is None:
                 return None
             return write_path(
-                cache, rows, acceptance, lengths, spread=self.spread, table=state.table
+                cache,
+                rows,
+                acceptance,
+                lengths,
+                spread=self.spread is not None,
+                table=state.table,
             )
 
         return state.replace(
