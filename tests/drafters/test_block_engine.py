@@ -246,6 +246,7 @@ def test_drawn_drafts_leave_the_targets_law_wherever_they_end(doubts):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["dflash", "dflash2", "dspark", "ddtree"])
 def test_block_drafters_keep_the_contracts(method, plain):
     if method == "dspark":

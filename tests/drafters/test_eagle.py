@@ -196,7 +196,7 @@ def test_a_head_that_is_the_targets_block_is_right_to_the_last_token():
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "rule"), [("eagle1", Coupled()), ("eagle2", Greedy())]
 )

@@ -242,7 +242,7 @@ def toy_heads(toy, prefixed: bool) -> HydraHeads:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "prefixed", "rule"),
     [

@@ -284,6 +284,7 @@ def test_the_registry_builds_both():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tree", [False, True])
 def test_conformance(tree):
     toy = toy_llama()

@@ -334,6 +334,7 @@ def test_a_head_that_is_right_is_accepted_to_the_last_token():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_contracts():
     toy = toy_llama()
     check_drafter(HeadChain(toy_mtp(toy)[0], k=3), toy).assert_ok()

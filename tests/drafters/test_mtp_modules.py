@@ -171,6 +171,7 @@ def test_tokens_are_those_of_plain_decoding(temperature, rule):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_contracts():
     drafter = ModuleChain(MTPModules(HEADS[:2]), 3)
     check_drafter(drafter, TOY, Coupled()).assert_ok()

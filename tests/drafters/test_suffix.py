@@ -328,6 +328,7 @@ def test_tokens_are_those_of_plain_decoding():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tree", [False, True])
 def test_conformance(tree):
     report = check_drafter(drafter_for_toys(tree), toy_llama(), Coupled(), widths=(4,))
