@@ -24,14 +24,19 @@ def parts(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return high, middle, rest - middle
 
 
-def dot(x: Float[Array, "m k"], y: Float[Array, "k n"]) -> Float[Array, "m n"]:
-    """``x @ y``; ``m`` is best a multiple of 8. Each part of ``y`` is loaded once."""
-    rows = x.shape[0]
+def dot(
+    x: Float[Array, "m k"], y: Float[Array, "a b"], *, transposed: bool = False
+) -> Float[Array, "m n"]:
+    """``x @ y``, or ``x @ y^T``; ``m`` is best a multiple of 8.
+
+    Each part of ``y`` is loaded once.
+    """
+    rows, axis = x.shape[0], int(transposed)
     stack = _narrow(jnp.concatenate(parts(x), axis=0))  # [3m, k]
-    total = jnp.zeros((rows, y.shape[1]), jnp.float32)
+    total = jnp.zeros((rows, y.shape[1 - axis]), jnp.float32)
     for count, part in zip((1, 2, 3), reversed(parts(y)), strict=True):
         # the smallest first: with the part of order j of y go those up to 3 - j of x
-        found = _multiply(stack[: count * rows], _narrow(part), 1)
+        found = _multiply(stack[: count * rows], _narrow(part), 1, axis)
         for order in reversed(range(count)):
             total = total + found[order * rows : (order + 1) * rows]
     return total

@@ -147,13 +147,13 @@ def substitute(
 
 
 def advanced(
-    state: Float[Array, "dk dv"],
-    decay: Float[Array, "dk_or_1 dv_or_1"],
-    keys: Float[Array, "R8 dk"],
-    updates: Float[Array, "R8 dv"],
-) -> Float[Array, "dk dv"]:
-    """One head's state behind past rows, whose keys are as they are at the end."""
-    return decay * state + exact.dot_columns(keys, updates)
+    state: Float[Array, "n m"],
+    decay: Float[Array, "n_or_1 m_or_1"],
+    left: Float[Array, "R8 n"],
+    right: Float[Array, "R8 m"],
+) -> Float[Array, "n m"]:
+    """One head's state behind past rows: keys, as they are at the end, by updates."""
+    return decay * state + exact.dot_columns(left, right)
 
 
 def later_rows(size: int) -> Float[Array, "R8 R8"]:

@@ -75,7 +75,8 @@ class _Window:
         reads = [self.q[at], self.k[at]][: 1 + plan.delta]
         if plan.channel_decay:
             reads = [x * self.power[head] for x in reads]
-        self.old.append(exact.dot(jnp.concatenate(reads, axis=0), state))
+        rows = jnp.concatenate(reads, axis=0)
+        self.old.append(exact.dot(rows, state, transposed=plan.flipped))
 
     def finish(self) -> tuple[jax.Array, jax.Array]:
         """Outputs and updates ``[heads, W8, dv]``."""
@@ -128,14 +129,17 @@ class _Past:
     def advance(self, head: int, state: jax.Array) -> jax.Array:
         """The state behind the rows; untouched where none counts."""
         plan, at = self.plan, _lanes(head, self.plan.key_dim)
-        if plan.channel_decay:
-            total = exact.column_sums(self.decay[:, at], plan.value_dim)
-            decay = jnp.exp(total)
-        else:
+        if not plan.channel_decay:
             decay = self.total[head : head + 1]
+        elif plan.flipped:
+            decay = jnp.exp(jnp.sum(self.decay[:, at], axis=0, keepdims=True))
+        else:
+            decay = jnp.exp(exact.column_sums(self.decay[:, at], plan.value_dim))
         keys = self._rows("past_k", head // plan.share, plan.key_dim)
+        keys = keys * self.weight[head]
         updates = self._rows("past_u", head, plan.value_dim)
-        after = maths.advanced(state, decay, keys * self.weight[head], updates)
+        pair = (updates, keys) if plan.flipped else (keys, updates)
+        after = maths.advanced(state, decay, *pair)
         return jnp.where(self.any, after, state)
 
     def _rows(self, name: str, head: int, dim: int) -> jax.Array:

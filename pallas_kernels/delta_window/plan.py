@@ -48,6 +48,19 @@ class Plan:
         return self.heads // self.key_heads
 
     @property
+    def flipped(self) -> bool:
+        """Whether states are taken as ``[dv, dk]``. XLA puts the longer of two axes
+        into the lanes if the other does not fill them, and would copy the state to have
+        it otherwise; as it is, to turn it moves nothing."""
+        return self.value_dim % LANES != 0 and self.key_dim % LANES == 0
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Of a head, as the kernel takes it."""
+        sizes = (self.key_dim, self.value_dim)
+        return sizes[::-1] if self.flipped else sizes
+
+    @property
     def keeps(self) -> bool:
         """Whether the state is advanced for the window alone."""
         return self.past > 0 and self.rows > 0 and not self.writes
@@ -78,23 +91,19 @@ class Plan:
         """Why there is no kernel for this call, or ``None``."""
         if max(self.rows, self.past) > MOST_ROWS:
             return f"more than {MOST_ROWS} rows: {max(self.rows, self.past)}"
+        size = f"heads of {self.key_dim} by {self.value_dim}"
         if self.key_dim % SUBLANES or self.value_dim % SUBLANES:
-            return (
-                f"heads of {self.key_dim} by {self.value_dim}: "
-                f"not multiples of {SUBLANES}"
-            )
+            return f"{size}: not multiples of {SUBLANES}"
         if min(self.key_dim, self.value_dim) < FEWEST_LANES:
-            return (
-                f"heads of {self.key_dim} by {self.value_dim}: below {FEWEST_LANES}, "
-                "vectors are mostly empty"
-            )
+            return f"{size}: below {FEWEST_LANES}, vectors are mostly empty"
+        if self.key_dim % LANES and self.value_dim % LANES:
+            return f"{size}: neither fills the lanes, so XLA would copy the state"
         if self.key_dim > 2 * LANES or self.value_dim > 2 * LANES:
-            return f"heads of {self.key_dim} by {self.value_dim}: beyond {2 * LANES}"
+            return f"{size}: beyond {2 * LANES}"
         if self.key_heads_per_step == 0:
             return (
-                f"{self.heads} heads of {self.key_dim} by {self.value_dim} for "
-                f"{self.key_heads} key heads: no part of them makes whole vectors and "
-                "fits the memory of a core"
+                f"{self.heads} {size}, {self.key_heads} key heads: no part of them "
+                "makes whole vectors and fits the memory of a core"
             )
         return None
 
@@ -110,8 +119,8 @@ class Plan:
         return [n for n in counts if n == every or whole(n)]
 
     def _state_bytes(self, key_heads: int) -> int:
-        dim = math.ceil(self.value_dim / LANES) * LANES
-        return 4 * key_heads * self.share * self.key_dim * dim
+        tall, wide = self.matrix
+        return 4 * key_heads * self.share * tall * math.ceil(wide / LANES) * LANES
 
     def _fits(self, key_heads: int) -> bool:
         rows = SUBLANES * (

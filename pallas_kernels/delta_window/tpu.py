@@ -187,7 +187,8 @@ def call(
         operands |= _window_operands(plan, window)
     if past is not None:
         operands |= _past_operands(plan, past.rows)
-    operands["state"] = (state, _state_spec(plan))
+    turned = state.swapaxes(2, 3) if plan.flipped else state
+    operands["state"] = (turned, _state_spec(plan))
     outputs = _outputs(plan)
     taken = jnp.zeros((plan.batch, 1), jnp.int32) if past is None else past.taken
     kept = {"advanced": _kept(plan)} if plan.keeps else {}
@@ -208,9 +209,11 @@ def call(
         name="delta_window",
     )(taken, *(x for x, _ in operands.values()))
     split = (plan.batch, plan.rows, plan.heads, plan.value_dim)
+    named = dict(zip(outputs, found, strict=True))
+    if plan.flipped and writes:
+        named["written"] = named["written"].swapaxes(2, 3)
     return tuple(
-        x.reshape(split) if name != "written" else x
-        for name, x in zip(outputs, found, strict=True)
+        x if name == "written" else x.reshape(split) for name, x in named.items()
     )
 
 
@@ -261,12 +264,12 @@ def _by_head(plan: Plan, x: Float[Array, "B n H"]) -> Operand:
 
 def _kept(plan: Plan) -> Any:
     """Where the states of one step stand that are advanced and not written."""
-    sizes = (1, plan.heads_per_step, plan.key_dim, plan.value_dim)
+    sizes = (1, plan.heads_per_step, *plan.matrix)
     return pltpu.VMEM(sizes, jnp.float32)
 
 
 def _state_spec(plan: Plan) -> pl.BlockSpec:
-    block = (1, plan.heads_per_step, plan.key_dim, plan.value_dim)
+    block = (1, plan.heads_per_step, *plan.matrix)
     return pl.BlockSpec(block, lambda b, i, _: (b, i, 0, 0))
 
 
@@ -279,7 +282,7 @@ def _outputs(plan: Plan) -> dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]
         for name in ("out", "updates"):
             found[name] = (shape, pl.BlockSpec(block, lambda b, i, _: (b, 0, i)))
     if plan.writes:
-        sizes = (plan.batch, plan.heads, plan.key_dim, plan.value_dim)
+        sizes = (plan.batch, plan.heads, *plan.matrix)
         found["written"] = (
             jax.ShapeDtypeStruct(sizes, jnp.float32),
             _state_spec(plan),

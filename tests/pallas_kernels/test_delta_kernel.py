@@ -233,6 +233,9 @@ SIZES = {
     "a larger prime": DeltaSpec(heads=13, key_heads=13),
     "80 wide": DeltaSpec(heads=4, key_heads=2, key_dim=80, value_dim=80),
     "96 by 64": DeltaSpec(heads=4, key_heads=4, key_dim=96, value_dim=64),
+    "flipped, by channel": DeltaSpec(
+        heads=4, key_heads=2, value_dim=64, channel_decay=True
+    ),
     "256 wide": DeltaSpec(heads=4, key_heads=2, key_dim=256, value_dim=256),
     "four steps": DeltaSpec(heads=32, key_heads=32),
 }
@@ -321,6 +324,8 @@ def test_what_runs_is_said():
     assert "bfloat16" in traced(*shapes(GDN, 8, jnp.bfloat16))
     tiny = DeltaSpec(heads=4, key_heads=2, key_dim=8, value_dim=8)
     assert "8 by 8" in traced(*shapes(tiny, 8))
+    odd = DeltaSpec(heads=4, key_heads=2, key_dim=96, value_dim=64)
+    assert "copy the state" in traced(*shapes(odd, 8))
     with pytest.raises(platforms.NoKernelError, match="8 by 8"):
         traced(*shapes(tiny, 8), implementation="require")
 
