@@ -17,9 +17,21 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.platforms import Implementation, Kernel, choose
 from pallas_kernels.skinny_matmul import plan, reference, tpu
-from pallas_kernels.skinny_matmul.reference import Activation, Weight, quantize_int4
+from pallas_kernels.skinny_matmul.reference import (
+    ROWS,
+    Activation,
+    Weight,
+    quantize_int4,
+)
 
-__all__ = ["Activation", "Weight", "quantize_int4", "skinny_gated", "skinny_matmul"]
+__all__ = [
+    "ROWS",
+    "Activation",
+    "Weight",
+    "quantize_int4",
+    "skinny_gated",
+    "skinny_matmul",
+]
 
 
 def skinny_matmul(

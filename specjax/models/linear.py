@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int, Int8
 
+from pallas_kernels.skinny_matmul.api import ROWS, Weight, skinny_matmul
 from specjax.models.axes import EXPERT, Axes
 from specjax.models.tiles import in_tiles
 
@@ -50,9 +51,13 @@ class Linear(struct.PyTreeNode):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def _product(self, rows: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
-        if self.scale is None:
-            return matmul(rows.astype(self.weight.dtype), self.weight)
-        return _int8_matmul(rows, self.weight, self.scale)
+        weight, scale = self.weight, self.scale
+        if scale is not None:
+            return _int8_matmul(rows, weight, scale)
+        if self.tile is not None and len(rows) == ROWS and weight.dtype == jnp.bfloat16:
+            # on a TPU, the bits of XLA's products are nobody's promise
+            return skinny_matmul(rows, Weight(weight), invariant=True)
+        return matmul(rows.astype(weight.dtype), weight)
 
 
 class StackedLinear(struct.PyTreeNode):

@@ -1,9 +1,14 @@
 """Invariant mode: the same bits at every width, and refused where it cannot be."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from pallas_kernels import platforms
 from specjax.models.build import WeightType
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
+from specjax.models.linear import Linear
 from specjax.testing.toy_mixers import toy_attentions
 from specjax.testing.toys import toy_hybrid, toy_llama
 
@@ -38,3 +43,15 @@ def test_mixtures_and_indexers_are_refused_by_name():
     ]
     with pytest.raises(NotInvariant, match="block 2 attends to the keys"):
         invariant(decoder.replace(blocks=tuple(without)))
+
+
+def test_on_a_tpu_tiles_are_multiplied_by_the_kernel_with_one_order_of_sums():
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(draw.normal(size=(3, 256)), jnp.float32)
+    weight = jnp.asarray(draw.normal(size=(128, 256)), jnp.bfloat16)
+    platforms.forget_choices()
+    tiled = jax.jit(lambda x: Linear(weight, tile=16)(x))(x)
+    (choice,) = platforms.choices()
+    assert (choice.operation, choice.on("tpu")) == ("skinny_matmul", "kernel")
+    plain = Linear(weight)(jnp.pad(x, [(0, 13), (0, 0)]))[:3]
+    np.testing.assert_array_equal(np.asarray(tiled), np.asarray(plain))
