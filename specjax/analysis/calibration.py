@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.analysis.costs.drafting import no_features
+from specjax.analysis.costs.rounds import nobodys_drafts, nobodys_window
 from specjax.decoding.draws import RoundDraws
 from specjax.decoding.engine import Engine
 from specjax.decoding.interfaces import (
@@ -28,9 +30,7 @@ from specjax.decoding.types import (
     DecodeState,
     Proposal,
     Verdict,
-    Window,
 )
-from specjax.decoding.windows import draft_window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def calibrate(engine: Engine, request: Request, repeats: int = 7) -> Costs:
     """
     state = engine.prefill(engine.start([request]))
     nodes, drawn = engine.drafter.max_nodes, engine.drafter.law in DRAWN
-    features = _no_features(engine, state)
+    features = no_features(engine.target, engine.drafter, state)
     parts: list[Callable[[], Any]] = [
         lambda: _verify(engine.target, engine.rule, state, nodes=0, drawn=False),
         lambda: _verify(engine.target, engine.rule, state, nodes=nodes, drawn=drawn),
@@ -80,15 +80,6 @@ DRAWN = frozenset(ProposalLaw) - {ProposalLaw.DETERMINISTIC}
 """Laws of drafts whose rules read the law that was drawn from."""
 
 
-def _no_features(engine: Engine, state: DecodeState) -> dict[int, jax.Array]:
-    """Zeros in the shape of what the drafter is shown of a round's window."""
-    window = _window_of(state, _chain(state, engine.drafter.max_nodes), engine.target)
-    said = jax.eval_shape(
-        lambda: engine.target.verify(state.target, window, taps=engine.drafter.taps)
-    )
-    return {tap: jnp.zeros(x.shape, x.dtype) for tap, x in said.features.items()}
-
-
 @jax.jit
 def _draft(
     drafter: Drafter, state: DecodeState, features: dict[int, jax.Array]
@@ -96,9 +87,8 @@ def _draft(
     """Propose, and take in a round that committed one token of that."""
     context = context_of(state)
     proposal, pending = drafter.propose(state.drafter, context)
-    rows, nodes = drafter.max_depth + 1, drafter.max_nodes
-    chain, any_id = _chain(state, nodes), 2**31 - 1
-    window = draft_window(context.anchor, context.lengths, context.room, chain, any_id)
+    rows, any_id = drafter.max_depth + 1, 2**31 - 1
+    window = nobodys_window(state, drafter.max_nodes, any_id)
     acceptance = Acceptance(
         path=jnp.zeros((1, rows), jnp.int32),
         tokens=jnp.zeros((1, rows), jnp.int32),
@@ -109,29 +99,15 @@ def _draft(
     return proposal, state_after
 
 
-def _chain(state: DecodeState, nodes: int) -> Proposal:
-    """Drafts that are nobody's."""
-    tokens = jnp.broadcast_to(state.tokens[:, :1], (1, nodes))
-    chain = jnp.arange(nodes, dtype=jnp.int32)[None] - 1
-    return Proposal(tokens, chain, jnp.full((1,), nodes, jnp.int32))
-
-
-def _window_of(state: DecodeState, proposal: Proposal, target: Target) -> Window:
-    context = context_of(state)
-    return draft_window(
-        context.anchor, context.lengths, context.room, proposal, target.vocab_size
-    )
-
-
 def _verify_window(
     target: Target, rule: AcceptanceRule, state: DecodeState, nodes: int, drawn: bool
 ) -> tuple[Acceptance, Any]:
     """A round without drafting and commit."""
-    proposal = _chain(state, nodes)
+    proposal = nobodys_drafts(state, nodes)
     if drawn:
         shape = (1, nodes + 1, target.vocab_size)
         proposal = proposal.replace(log_q=jnp.full(shape, -math.log(shape[2])))
-    window = _window_of(state, proposal, target)
+    window = nobodys_window(state, nodes, target.vocab_size)
     verdict = target.verify(state.target, window)
     assert verdict.logits is not None
     laws = Laws(verdict.logits, window, state.sampling, state.counts)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.acceptance import Coupled
-from specjax.analysis.costs.rounds import ROUNDS
+from specjax.analysis.costs.rounds import ROUNDS, nobodys_window
 from specjax.analysis.costs.scripted import Scripted, needs_target
 from specjax.analysis.costs.timing import Part
 from specjax.decoding.engine import Engine, EngineOptions
@@ -43,7 +43,7 @@ def draft_part(
     whole = jnp.broadcast_to(jnp.asarray(text, jnp.int32), (batch, len(text)))
     tokens = state.tokens.at[:, : len(text)].set(whole)
     state = jax.block_until_ready(state.replace(tokens=tokens))
-    features = _no_features(source, drafter, state)
+    features = no_features(source, drafter, state)
 
     def prepare() -> DecodeState:
         return jax.block_until_ready(jax.tree.map(jnp.copy, state))
@@ -58,19 +58,15 @@ def draft_part(
     return Part(name, call, prepare)
 
 
-def _no_features(
+def no_features(
     target: Target, drafter: Drafter, state: DecodeState
 ) -> dict[Any, jax.Array]:
     """Zeros in the shape of what the drafter is shown of a round's window."""
     if not drafter.taps:
         return {}
-    context = context_of(state)
 
     def verify() -> Verdict:
-        proposal, _ = drafter.propose(state.drafter, context)
-        window = draft_window(
-            context.anchor, context.lengths, context.room, proposal, target.vocab_size
-        )
+        window = nobodys_window(state, drafter.max_nodes, target.vocab_size)
         return target.verify(state.target, window, taps=drafter.taps)
 
     said = jax.eval_shape(verify).features

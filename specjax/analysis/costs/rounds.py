@@ -130,7 +130,7 @@ def round_part(filled: Filled, rows: int) -> Part:
 def accept_part(filled: Filled, rows: int) -> Part:
     """The acceptance of one window, as calls of their own."""
     target, state = filled.target, filled.state
-    window = _window(state, rows, target)
+    window = nobodys_window(state, rows - 1, target.vocab_size)
     logits = jnp.zeros((*window.tokens.shape, target.vocab_size), jnp.float32)
 
     def call(_: Any) -> int:
@@ -146,7 +146,7 @@ def accept_part(filled: Filled, rows: int) -> Part:
 def commit_part(filled: Filled, rows: int) -> Part:
     """Commits of one accepted row out of a window's, in a loop."""
     target, state = filled.target, filled.state
-    window = _window(state, rows, target)
+    window = nobodys_window(state, rows - 1, target.vocab_size)
     pending = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         jax.eval_shape(lambda: target.verify(state.target, window).pending),
@@ -162,11 +162,16 @@ def commit_part(filled: Filled, rows: int) -> Part:
     return Part(f"commit {rows}", call, prepare)
 
 
-def _window(state: DecodeState, rows: int, target: Target) -> Window:
-    context = context_of(state)
-    proposal, _ = Nobody(max_nodes=rows - 1).propose(None, context)
+def nobodys_drafts(state: DecodeState, nodes: int) -> Proposal:
+    """A chain that nobody wrote."""
+    return Nobody(max_nodes=nodes).propose(None, context_of(state))[0]
+
+
+def nobodys_window(state: DecodeState, nodes: int, vocab_size: int) -> Window:
+    """The window of such a chain."""
+    context, drafts = context_of(state), nobodys_drafts(state, nodes)
     return draft_window(
-        context.anchor, context.lengths, context.room, proposal, target.vocab_size
+        context.anchor, context.lengths, context.room, drafts, vocab_size
     )
 
 
@@ -175,7 +180,7 @@ def _accept(
     rule: Greedy, state: DecodeState, window: Window, logits: jax.Array
 ) -> Acceptance:
     nodes = window.width - 1
-    proposal, _ = Nobody(max_nodes=nodes).propose(None, context_of(state))
+    proposal = nobodys_drafts(state, nodes)
     laws = Laws(logits, window, state.sampling, state.counts)
     draws = RoundDraws(state.seeds, window.positions[:, 0])
     return rule.accept(proposal, window, laws, draws, max_depth=nodes)

@@ -40,8 +40,8 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Seconds of each part, once a turn, for about so many seconds in all.
 
-    ``step`` is told of each of ``most`` turns; of those that are left out at once. The
-    parts must be compiled. Where a turn begins moves on from turn to turn.
+    ``step`` is told of each turn; there are ``least`` to ``most``, as the time allows.
+    The parts must be compiled. Where a turn begins moves on from turn to turn.
     """
     names = [part.name for part in parts]
     if len(set(names)) < len(names):

@@ -31,7 +31,7 @@ def chain_tau_limit(alpha: Number) -> float:
     return 1 / (1 - alpha) if alpha < 1 else math.inf
 
 
-def tau_by_depth(conditional: Sequence[float]) -> float:
+def tau_by_depth(conditional: Sequence[Number]) -> float:
     """Tokens a round of a chain whose draft at depth ``d`` is accepted with
     probability ``conditional[d - 1]``, given that those above it were."""
     for depth, value in enumerate(conditional, start=1):
@@ -39,7 +39,7 @@ def tau_by_depth(conditional: Sequence[float]) -> float:
     return 1 + math.fsum(itertools.accumulate(conditional, operator.mul))
 
 
-def tree_tau(tree: Tree, nodes: Sequence[float]) -> float:
+def tree_tau(tree: Tree, nodes: Sequence[Number]) -> float:
     """Tokens a round of a tree whose node ``v`` is accepted with probability
     ``nodes[v]``, given that its parent is: 1 + the sum of the products along paths.
 
@@ -48,7 +48,7 @@ def tree_tau(tree: Tree, nodes: Sequence[float]) -> float:
     """
     if len(nodes) != tree.num_nodes:
         raise ValueError(f"{len(nodes)} probabilities for {tree.num_nodes} nodes")
-    reached = {ANCHOR: 1.0}
+    reached: dict[int, Number] = {ANCHOR: 1.0}
     for parent in range(ANCHOR, tree.num_nodes):
         children = tree.children(parent)
         shares = [probability(f"node {v}", nodes[v]) for v in children]
@@ -62,7 +62,7 @@ def tree_tau(tree: Tree, nodes: Sequence[float]) -> float:
     return math.fsum(reached.values())
 
 
-def tree_tau_by_rank(tree: Tree, ranks: Sequence[float]) -> float:
+def tree_tau_by_rank(tree: Tree, ranks: Sequence[Number]) -> float:
     """The same where only a node's rank among its siblings decides, at every depth.
 
     With one rank the tree is a chain, and this is ``chain_tau``.
@@ -70,7 +70,7 @@ def tree_tau_by_rank(tree: Tree, ranks: Sequence[float]) -> float:
     total = math.fsum(ranks)
     if total > 1 + 1e-9:
         raise ValueError(f"the ranks' probabilities add up to {total:g}, above 1")
-    return expected_length(tree, [list(ranks)] * tree.max_depth)
+    return expected_length(tree, [[float(rank) for rank in ranks]] * tree.max_depth)
 
 
 def alpha_of_tau(tau: Number, k: int) -> float:
