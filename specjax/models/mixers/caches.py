@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.layouts import as_kernels_read
 from pallas_kernels.window_attention.pages import gather_pages
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.pages import Paged, held_in_pages, write_pages
@@ -152,7 +153,7 @@ def _write_slices(
         at = (jnp.int32(row), zero, starts[row], zero)
         old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
         mixed = jnp.where(taken[None, None, :, None], new[None], old)
-        cache = jax.lax.dynamic_update_slice(cache, mixed, at)
+        cache = jax.lax.dynamic_update_slice(cache, as_kernels_read(mixed), at)
     return cache
 
 

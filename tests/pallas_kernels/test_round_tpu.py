@@ -1,0 +1,107 @@
+"""The decoder's whole round, compiled for a TPU that is not there.
+
+Run where libtpu is installed: pip install -e .[aot-tpu].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from pallas_kernels import compat
+from pallas_kernels.aot import program, tpu
+from pallas_kernels.layouts import as_kernels_read
+from specjax.acceptance import RULES
+from specjax.decoding.engine import Engine, EngineOptions
+from specjax.decoding.loop import run_rounds
+from specjax.decoding.requests import Request
+from specjax.drafters.ngram import NGram
+from specjax.models.build import WeightType
+from specjax.models.mixers import attention
+from specjax.testing.toys import toy_llama
+
+
+def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
+    """Two blocks of a Llama, with real heads and a cache of 4096 slots."""
+    toy = toy_llama(
+        weights=WeightType.BFLOAT16,
+        vocab_size=4096,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_attention_heads=8,
+        num_key_value_heads=heads,
+        head_dim=dim,
+        max_position_embeddings=8192,
+    )
+    options = EngineOptions(prefill_width=64, widths=(8,))
+    rule = RULES["coupled"].build()
+    engine = Engine(toy.decoder, NGram(k=7, min_n=1), rule, options)
+    prompt = [3, 4, 5] * 50
+    requests = [Request(prompt_ids=prompt, max_tokens=3900, seed=i) for i in range(3)]
+    return engine, engine.start(requests)
+
+
+def compiled_for(device: Any, engine: Engine, state: Any) -> Any:
+    sharding = SingleDeviceSharding(device)
+
+    def there(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
+
+    with compat.lowering_for("tpu", device.device_kind, device.num_cores):
+        lowered = run_rounds.lower(
+            there(engine.target),
+            engine.drafter,
+            engine.rule,
+            there(state),
+            options=engine.round_options,
+            max_rounds=4,
+            kinds=engine.kinds,
+        )
+    return lowered.compile()
+
+
+@pytest.fixture
+def no_cache():
+    """Programs for a device that is not here are looked at, not kept."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
+@pytest.mark.parametrize(("dim", "heads"), [(128, 8), (128, 2), (64, 8)])
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+def test_a_round_calls_its_kernels_and_copies_no_cache(
+    monkeypatch, generation, dim, heads
+):
+    # on CPU, where this runs, a bfloat16 cache would be made float32
+    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+    engine, state = engine_and_state(dim, heads)
+    caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
+    assert len(caches) == 4
+    compiled = compiled_for(tpu.device(generation), engine, state)
+    text = compiled.as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 2
+    assert program.copies(text, tuple(caches)) == []
+    large = sum(2 * int(np.prod(shape)) for shape in caches)
+    assert compiled.memory_analysis().alias_size_in_bytes >= large
+    assert not [line for line in text.splitlines() if " infeed(" in line]
+    assert not [line for line in text.splitlines() if " outfeed(" in line]
+
+
+@pytest.mark.parametrize("dim", [128, 64])
+def test_rows_for_the_cache_are_laid_out_on_a_tpu_alone(dim):
+    rows = jnp.arange(2 * 8 * dim, dtype=jnp.float32).reshape(1, 2, 8, dim)
+    np.testing.assert_array_equal(jax.jit(as_kernels_read)(rows), rows)
+    traced = jax.jit(as_kernels_read).trace(rows)
+    on_tpu = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "LayoutConstraint" in on_tpu
+    assert "LayoutConstraint" not in traced.lower().as_text()
