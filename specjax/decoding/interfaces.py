@@ -46,8 +46,8 @@ class Target(Protocol):
     A target whose rows share memory may also have ``admit(prompt_lengths)``, which
     raises if there is too little for a start, and ``room(state, most, active)``, which
     promises each row, before a round, how many tokens it may commit (``[B]``, at most
-    ``most``). A row that is promised none ends for want of capacity. ``widest``, if it
-    is there and not ``None``, is the most rows that a window with drafts may have.
+    ``most[b]``). A row that is promised none ends for want of capacity. ``widest``, if
+    it is there and not ``None``, is the most rows that a window with drafts may have.
     """
 
     @property

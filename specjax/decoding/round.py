@@ -150,9 +150,9 @@ def _room(
     A target whose rows share memory says how much of it each may use (``room``).
     """
     room = getattr(target, "room", None)
-    most = drafter.max_depth + 1
+    most = jnp.minimum(remaining, drafter.max_depth + 1)
     promised = room and room(state.target, most, ~state.done)
-    return remaining if promised is None else jnp.minimum(remaining, promised)
+    return remaining if promised is None else promised
 
 
 def _accept(

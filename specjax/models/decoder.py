@@ -90,7 +90,10 @@ class Decoder(struct.PyTreeNode):
             admit(self.paged, prompt_lengths)
 
     def room(
-        self, state: CommittedState, most: int, active: Bool[Array, " B"]
+        self,
+        state: CommittedState,
+        most: Int[Array, " B"],
+        active: Bool[Array, " B"],
     ) -> Int[Array, " B"] | None:
         """Tokens that each row may commit next, all together; ``None``: no limit."""
         if state.pages is None:

@@ -86,17 +86,32 @@ def admit(options: Paged, prompt_lengths: Sequence[int]) -> None:
 
 
 def room(
-    pages: PageTable, lengths: Int[Array, " B"], most: int, active: Bool[Array, " B"]
+    pages: PageTable,
+    lengths: Int[Array, " B"],
+    most: Int[Array, " B"],
+    active: Bool[Array, " B"],
 ) -> Int[Array, " B"]:
     """How many tokens each row may commit next, at most ``most``, all rows together.
 
-    Rows are served in order. One that has used up its pages and gets none has no room.
+    First every row is served with a page for one token, then, in order, with pages for
+    all it may commit: drafts of one row never end another. A row without room has used
+    up its pages, and there is none for it.
     """
     slack = pages.held * pages.page_size - lengths
-    wanted = jnp.where(active, _pages_for(most - slack, pages.page_size), 0)
-    before = jnp.cumsum(wanted) - wanted
-    granted = jnp.clip(pages.num_free - before, 0, wanted)
+
+    def wanted(tokens: Int[Array, " B"]) -> Int[Array, " B"]:
+        return jnp.where(active, _pages_for(tokens - slack, pages.page_size), 0)
+
+    one = _granted(wanted(jnp.minimum(most, 1)), pages.num_free)
+    left = pages.num_free - jnp.sum(one, dtype=jnp.int32)
+    granted = one + _granted(wanted(most) - one, left)
     return jnp.clip(slack + granted * pages.page_size, 0, most)
+
+
+def _granted(wanted: Int[Array, " B"], free: Int[Array, ""]) -> Int[Array, " B"]:
+    """Of what each row wants, in order, what there is."""
+    before = jnp.cumsum(wanted, dtype=jnp.int32) - wanted
+    return jnp.clip(free - before, 0, wanted)
 
 
 def take(

@@ -34,15 +34,21 @@ def test_rounds_commits_and_releases_lose_no_page(size, count):
     draw = np.random.default_rng(size)
     table = empty_table(Paged(count, size), batch, capacity)
     lengths = np.zeros(batch, np.int32)
-    room = jax.jit(pages.room, static_argnames="most")
+    room = jax.jit(pages.room)
     take, give_back = jax.jit(pages.take), jax.jit(pages.give_back)
     stalled = 0
     for _ in range(300):
         active = draw.random(batch) < 0.8
         most_now = np.minimum(most, capacity - lengths)
-        promised = np.asarray(room(table, jnp.asarray(lengths), most, active))
+        limit = jnp.asarray(most_now, jnp.int32)
+        promised = np.asarray(room(table, jnp.asarray(lengths), limit, active))
         assert (promised >= 0).all()
-        stalled += int(((promised == 0) & active).sum())
+        assert (promised <= most_now).all()
+        dry = (promised == 0) & active & (most_now > 0)
+        stalled += int(dry.sum())
+        # a row has nothing only if a page for each row's next token is too much
+        full = active & (np.asarray(table.held) * size == lengths) & (most_now > 0)
+        assert dry.sum() == max(0, full.sum() - int(table.num_free))
         wanted = np.minimum(draw.integers(0, most + 1, batch), most_now)
         num = np.where(active, np.minimum(promised, wanted), 0).astype(np.int32)
         path = jnp.zeros((batch, most), jnp.int32)
@@ -56,6 +62,29 @@ def test_rounds_commits_and_releases_lose_no_page(size, count):
     assert stalled or size * count >= batch * capacity  # scarcity was met
 
 
+def held_by(lengths: list[int], options: Paged) -> PageTable:
+    """A table whose rows have taken pages for so many tokens."""
+    path = jnp.zeros((len(lengths), max(lengths)), jnp.int32)
+    table = empty_table(options, len(lengths), 8 * options.page_size)
+    taken = Acceptance(path, path, jnp.array(lengths, jnp.int32))
+    return pages.take(table, jnp.zeros(len(lengths), jnp.int32), taken)
+
+
+def test_drafts_of_one_row_never_end_another():
+    """A row may ask for more than it will use, and the last page is another's."""
+    lengths, everyone = jnp.array([7, 4], jnp.int32), jnp.array([True, True])
+    table = held_by([7, 4], Paged(4, 4))
+    assert (table.held.tolist(), int(table.num_free)) == ([2, 1], 1)
+    for most, wanted in (([9, 9], [1, 4]), ([1, 1], [1, 1]), ([1, 3], [1, 3])):
+        got = pages.room(table, lengths, jnp.array(most, jnp.int32), everyone)
+        assert got.tolist() == wanted
+    # pages of one token: all of them are asked for by the first row
+    table = held_by([2, 2, 2], Paged(10, 1))
+    asked, lengths = jnp.array([9, 9, 9], jnp.int32), jnp.array([2, 2, 2], jnp.int32)
+    got = pages.room(table, lengths, asked, jnp.array([True, False, True]))
+    assert got.tolist() == [3, 0, 1]
+
+
 @pytest.mark.full
 def test_ten_thousand_rounds_leak_nothing():
     """The whole run is one scan, so that ten thousand rounds take seconds."""
@@ -65,7 +94,7 @@ def test_ten_thousand_rounds_leak_nothing():
         table, lengths = carry
         keys = jax.random.split(key, 3)
         active = jax.random.bernoulli(keys[0], 0.8, (batch,))
-        promised = pages.room(table, lengths, most, active)
+        promised = pages.room(table, lengths, jnp.full((batch,), most), active)
         num = jax.random.randint(keys[1], (batch,), 0, most + 1, jnp.int32)
         num = jnp.minimum(num, jnp.minimum(promised, capacity - lengths))
         num = jnp.where(active, num, 0)
