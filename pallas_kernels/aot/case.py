@@ -38,8 +38,8 @@ class Case:
     platforms: tuple[str, ...] = ("tpu",)
 
 
-def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-    """An argument of a case."""
+def array(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
+    """An argument of a case: a shape and a dtype, where an array is called for."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 

@@ -44,7 +44,7 @@ def _records(spec: DeltaSpec, rows: int, dtype: Any = jnp.float32) -> Records:
     )
 
 
-def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+def _floats(*shape: int) -> Any:
     return array(*shape, dtype=jnp.float32)
 
 

@@ -168,6 +168,6 @@ def _diagonal(size: int) -> jax.Array:
 
 
 def _row_and_column(size: int) -> tuple[jax.Array, jax.Array]:
-    return tuple(
-        jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1)
-    )
+    shape = (size, size)
+    row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    return row, jax.lax.broadcasted_iota(jnp.int32, shape, 1)

@@ -57,8 +57,8 @@ class Plan:
     @property
     def matrix(self) -> tuple[int, int]:
         """Of a head, as the kernel takes it."""
-        sizes = (self.key_dim, self.value_dim)
-        return sizes[::-1] if self.flipped else sizes
+        keys, values = self.key_dim, self.value_dim
+        return (values, keys) if self.flipped else (keys, values)
 
     @property
     def keeps(self) -> bool:

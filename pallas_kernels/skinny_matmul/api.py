@@ -15,7 +15,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.platforms import Implementation, Kernel, choose
+from pallas_kernels.platforms import Implementation, Kernel, Platform, choose
 from pallas_kernels.skinny_matmul import plan, reference, tpu
 from pallas_kernels.skinny_matmul.reference import (
     ROWS,
@@ -47,7 +47,9 @@ def skinny_matmul(
     """
     why = plan.refusal(x.shape[0], weight)
     by_xla = weight.values.dtype != jnp.int4 and not invariant
-    kernels = {} if by_xla else {"tpu": Kernel(tpu.skinny_matmul, why)}
+    kernels: dict[Platform, Kernel] = {}
+    if not by_xla:
+        kernels["tpu"] = Kernel(tpu.skinny_matmul, why)
     return choose(
         "skinny_matmul",
         (x, weight),

@@ -39,8 +39,9 @@ class Weight(NamedTuple):
     def group(self) -> int:
         """Inputs that share a scale; all of them, unless the scales say otherwise."""
         inputs = self.values.shape[1]
-        grouped = self.scale is not None and self.scale.ndim == 2
-        return inputs // self.scale.shape[0] if grouped else inputs
+        if self.scale is None or self.scale.ndim == 1:
+            return inputs
+        return inputs // self.scale.shape[0]
 
 
 def skinny_matmul(x: Float[Array, "M in"], weight: Weight) -> Float[Array, "M out"]:

@@ -70,7 +70,7 @@ def window_attention(
         sinks, table = args[9:]
         if table is not None:
             k_cache = gather_pages(k_cache, table)
-            v_cache = None if shared else gather_pages(v_cache, table)
+            v_cache = v_cache if shared else gather_pages(v_cache, table)
         return reference.window_attention(
             q,
             k,
