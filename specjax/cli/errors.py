@@ -6,6 +6,7 @@ from specjax.checkpoints import CheckpointError
 from specjax.decoding.engine import PairError
 from specjax.decoding.requests import RequestError
 from specjax.models.families.fields import ConfigError
+from specjax.models.pages import PoolError
 
 
 class UsageError(ValueError):
@@ -18,6 +19,7 @@ USER_ERRORS: tuple[type[Exception], ...] = (
     RequestError,
     PairError,
     ConfigError,
+    PoolError,
     OSError,
 )
 """Errors whose message is all that a user needs. Any other one is a bug of ours."""

@@ -116,6 +116,7 @@ class Generate:
         checkpoint = o.load_model("--model", self.model, self.dtype)
         checkpoint = self.memory.applied(checkpoint, self.k)
         tokenizer, ids = self._tokens(checkpoint, text)
+        self.memory.admit(len(ids))
         engine = self._engine(checkpoint, len(ids))
         request = o.build_request(ids, self.sampling, self.max_tokens, self.stop)
         with stderr().status("compiling"):

@@ -12,7 +12,7 @@ from specjax.cli import options as o
 from specjax.cli.errors import UsageError
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
 from specjax.models.memory import STRATEGIES, with_recurrence
-from specjax.models.pages import Paged
+from specjax.models.pages import Paged, PoolError, admit
 
 CHECKED_TOKENS = 24
 """Of the text that the invariant mode is tried on."""
@@ -38,10 +38,23 @@ class MemoryOptions:
         o.at_least("--page-size", self.page_size, 1)
         if self.pages is not None:
             o.at_least("--pages", self.pages, 1)
+        elif self.page_size != type(self)().page_size:
+            raise UsageError(
+                f"--page-size {self.page_size} needs --pages, the size of the pool"
+            )
         if self.invariant and self.rollback != "replay":
             raise UsageError(
                 "--invariant advances recurrent layers row by row: leave out --rollback"
             )
+
+    def admit(self, prompt: int) -> None:
+        """Refuse a prompt of so many tokens if the pool cannot hold it."""
+        if self.pages is None:
+            return
+        try:
+            admit(Paged(self.pages, self.page_size), [prompt])
+        except PoolError as error:
+            raise UsageError(f"--pages {self.pages}: {error}") from error
 
     def applied(self, checkpoint: Checkpoint, k: int) -> Checkpoint:
         """The checkpoint with its decoder set up so, for windows of ``k`` drafts."""

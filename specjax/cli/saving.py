@@ -159,12 +159,11 @@ def resumed(form: Form, arguments: Sequence[str]) -> tuple[Form, str | None]:
 
 def _with_options(form: Any, stored: Mapping[str, Any], folder: Path) -> Any:
     """The form with stored values in the place of its own."""
-    fields = {f.name for f in dataclasses.fields(form)} - NO_PART_OF_THE_RUN
-    if set(stored) != fields:
-        odd = ", ".join(sorted(fields ^ set(stored)))
+    odd = _unlike(stored, options_of(form, ""))
+    if odd:
         raise UsageError(
             f"--resume: the run in {folder} was not started by this version of "
-            f"`specjax generate` (its options differ in {odd})"
+            f"`specjax generate` (its options differ in {', '.join(odd)})"
         )
     changes = {}
     for name, value in stored.items():
@@ -175,6 +174,18 @@ def _with_options(form: Any, stored: Mapping[str, Any], folder: Path) -> Any:
         else:
             changes[name] = _tuple(value)
     return dataclasses.replace(form, **changes)
+
+
+def _unlike(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Names that only one of the two has, groups of options looked into."""
+    odd = set(stored) ^ set(own)
+    for name in set(stored) & set(own):
+        there, here = stored[name], own[name]
+        if isinstance(there, dict) != isinstance(here, dict):
+            odd.add(name)
+        elif isinstance(here, dict):
+            odd |= set(there) ^ set(here)
+    return sorted(odd)
 
 
 def _tuple(value: Any) -> Any:

@@ -154,7 +154,8 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     for text, said in (
         ("{", "no valid JSON"),
         ("{}", "format None"),
-        ('{"format": 1}', "lacks 'run'"),
+        ('{"format": 1}', "has no 'run'.*start the run anew"),
+        ('{"format": 1, "run": {}, "options": {}, "versions": null}', "no 'versions'"),
     ):
         file.write_text(text)
         with pytest.raises(CheckpointError, match=said):

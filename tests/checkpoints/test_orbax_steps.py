@@ -179,6 +179,14 @@ def test_a_damaged_step_is_passed_over_with_a_warning(kept, kind, caplog):
         assert store.restore(tree()).step == 12
 
 
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', '{"a": [1]}', "\xff"])
+def test_broken_checksums_are_damage(kept, text, caplog):
+    (kept / "12" / "sums.json").write_text(text, "latin-1")
+    with StepStore(kept) as store, caplog.at_level(logging.WARNING):
+        assert store.restore(tree()).step == 8
+    assert "sums.json is broken" in caplog.text
+
+
 def test_without_a_whole_step_there_is_an_error(kept):
     for step in (8, 12):
         damage(kept / str(step) / "notes" / "metadata", "truncated")

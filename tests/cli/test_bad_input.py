@@ -65,6 +65,7 @@ BEFORE_LOADING = {
     "stop": (["--prompt", "a", "--stop", ""], ["--stop holds an empty string"]),
     "logprobs": (["--prompt", "a", "--logprobs", "-1"], ["--logprobs -1"]),
     "capacity": (["--prompt", "a", "--capacity", "0"], ["--capacity 0"]),
+    "page-size": (["--prompt", "a", "--page-size", "8"], ["--page-size 8 needs --pag"]),
     "rounds": (["--prompt", "a", "--rounds-per-call", "0"], ["--rounds-per-call 0"]),
 }
 
@@ -81,6 +82,7 @@ AFTER_LOADING = {
     "large k": (["--capacity", "8", "--k", "8"], ["--k 8", "capacity of 8", "lower"]),
     "k beyond the context": (["--k", "8192"], ["--k 8192", "lower --k"]),
     "logprobs": (["--logprobs", "257"], ["--logprobs 257", "256"]),
+    "pages": (["--pages", "1", "--page-size", "3"], ["--pages 1: ", "2 pages of 3"]),
 }
 
 

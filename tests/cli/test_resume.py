@@ -1,5 +1,6 @@
 """``specjax generate --checkpoint`` and ``--resume``, and ``specjax convert``."""
 
+import json
 import shutil
 
 import pytest
@@ -84,6 +85,15 @@ def test_options_that_contradict_the_run_are_named(
         (("--max-tokens", 41), "--max-tokens 41: the run in"),
     ):
         assert said in refused(*more)
+
+    # options that another version may have had, in a group and as a group
+    manifest = json.loads((folder / "run.json").read_text())
+    memory = manifest["options"]["memory"]
+    less = {name: memory[name] for name in memory if name != "pages"}
+    for other, said in ((memory | {"odd": 1}, "odd"), (less, "pages"), (3, "memory")):
+        manifest["options"]["memory"] = other
+        (folder / "run.json").write_text(json.dumps(manifest))
+        assert f"options differ in {said})" in refused()
 
 
 def test_another_model_is_refused(begun, run, model, tmp_path):

@@ -102,10 +102,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder / MANIFEST} is of format {fields.get('format')}, this version "
             f"reads {FORMAT}: go on with the version that wrote it"
         )
-    try:
-        return Manifest(fields["run"], fields["options"], fields["versions"])
-    except KeyError as error:
-        raise CheckpointError(f"{folder / MANIFEST} lacks {error}") from error
+    for part in ("run", "options", "versions"):
+        if not isinstance(fields.get(part), dict):
+            raise CheckpointError(
+                f"{folder / MANIFEST} has no {part!r}: it is not as it was written, so "
+                "start the run anew in another folder"
+            )
+    return Manifest(fields["run"], fields["options"], fields["versions"])
 
 
 def difference(kept: Any, wanted: Any, path: str = "") -> tuple[str, Any, Any] | None:

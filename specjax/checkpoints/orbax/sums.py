@@ -30,8 +30,7 @@ def check_sums(folder: Path) -> None:
     What was skipped, or came later, is not looked at.
     """
     try:
-        sums = json.loads((folder / SUMS).read_text("utf-8"))
-        for name, (size, crc32) in sums.items():
+        for name, size, crc32 in _read_sums(folder / SUMS):
             found = (folder / name).stat().st_size
             if found != size:
                 raise Damaged(f"{name} has {found} bytes instead of {size}")
@@ -40,8 +39,14 @@ def check_sums(folder: Path) -> None:
     except FileNotFoundError as error:
         name = Path(error.filename).relative_to(folder)
         raise Damaged(f"{name} is missing") from error
-    except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise Damaged(f"{SUMS} is broken") from e
+
+
+def _read_sums(file: Path) -> list[tuple[str, int, int]]:
+    try:
+        sums = json.loads(file.read_text("utf-8"))
+        return [(name, size, crc32) for name, (size, crc32) in sums.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Damaged(f"{SUMS} is broken") from error
 
 
 def _crc32(path: Path) -> int:
