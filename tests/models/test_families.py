@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import checkpoints
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.load import decoder_config
 from specjax.checkpoints.tensors import TensorInfo, Tensors
 from specjax.decoding.windows import chunk_window
 from specjax.models.build import Builder, WeightType
+from specjax.models.decoder import Decoder
 from specjax.models.families import FAMILIES
 from specjax.models.families.harmless import is_harmless
 from specjax.testing.toys import RandomReader
@@ -163,6 +165,8 @@ def test_a_family_builds_and_fits_together(family):
     assert verdict.logits.shape == (1, 4, 31)
 
 
+ORACLES = Path(__file__).resolve().parents[1] / "data" / "oracles"
+WIDE = ("deepseek_v3", "glm4_moe_lite")
 QUICK = ("deepseek_v3", "gemma3_text", "lfm2_moe", "nemotron_h")
 
 
@@ -178,6 +182,34 @@ def test_a_family_runs(family):
     verdict = jax.jit(decoder.verify)(decoder.init(1, 8), some_window())
     assert jnp.all(jnp.isfinite(verdict.logits))
     assert jnp.std(verdict.logits) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("weights", "alike"),
+    # experts and channels of random layers are chosen otherwise now and then
+    [(WeightType.BFLOAT16, 0.98), (WeightType.INT8, 0.7)],
+    ids=["bfloat16", "int8"],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=() if path.name in WIDE else pytest.mark.full)
+        for path in sorted(ORACLES.iterdir())
+    ],
+)
+def test_a_family_runs_with_narrower_weights(name, weights, alike):
+    """A product that a backend has not got fails when it runs, and not before.
+
+    Of layers as small as ``TINY`` it has them all.
+    """
+    exact = logits_of(checkpoints.load(ORACLES / name).decoder)
+    narrow = logits_of(checkpoints.load(ORACLES / name, weights).decoder)
+    assert alike < np.corrcoef(narrow.ravel(), exact.ravel())[0, 1] < 1 - 1e-7
+
+
+def logits_of(decoder: Decoder) -> np.ndarray:
+    verify = jax.jit(Decoder.verify)
+    return np.asarray(verify(decoder, decoder.init(1, 8), some_window()).logits)
 
 
 @pytest.mark.parametrize("family", sorted(TINY))

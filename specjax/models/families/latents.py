@@ -65,8 +65,8 @@ def latent_attention(
             axes=("latent", EMBED),
         ),
         latent_norm=make.norm(f"{name}.kv_a_layernorm", latent, config.latent_eps),
-        key_part=make.dense(kv[:, : config.content_dim]),
-        value_part=make.dense(kv[:, config.content_dim :]),
+        key_weight=make.dense(kv[:, : config.content_dim].transpose(0, 2, 1)),
+        value_weight=make.dense(kv[:, config.content_dim :]),
         out=make.linear(
             f"{name}.o_proj",
             hidden,

@@ -77,8 +77,8 @@ class LatentAttention(struct.PyTreeNode):
     q: Linear  # from the latent, or from the input; a head: content, then rotary
     latent: Linear  # to the latent and the rotary key of all heads
     latent_norm: RMSNorm
-    key_part: jax.Array  # [heads, content, latent]
-    value_part: jax.Array  # [heads, value, latent]
+    key_weight: jax.Array  # [heads, latent, content]
+    value_weight: jax.Array  # [heads, value, latent]
     out: Linear
     indexer: Indexer | None = None
     spread: Spread | None = struct.field(pytree_node=False, default=None)
@@ -163,7 +163,7 @@ class LatentAttention(struct.PyTreeNode):
             positions=window.positions,
             chosen=chosen,
         )[..., : config.latent_dim]
-        mixed = self._product("rhl,hvl->rhv", read, self.value_part)
+        mixed = self._product("rhl,hvl->rhv", read, self.value_weight)
         keys = None
         if self.indexer is not None:
             keys = self._index_keys(x, window, aids).astype(state.rows.dtype)
@@ -229,13 +229,17 @@ class LatentAttention(struct.PyTreeNode):
         q = self.q(self._query_input(x))
         q = q.reshape(*x.shape[:2], config.num_heads, -1)
         content, turning = jnp.split(q, [config.content_dim], axis=-1)
-        absorbed = self._product("rhn,hnl->rhl", content, self.key_part)
+        absorbed = self._product("rhn,hln->rhl", content, self.key_weight)
         return jnp.concatenate([absorbed, self._turned(turning, aids)], axis=-1)
 
     def _product(
         self, spec: str, x: Float[Array, "B W heads n"], part: jax.Array
     ) -> Float[Array, "B W heads m"]:
-        """A product a head, with the weights' precision, summed in float32 or wider."""
+        """A product a head, with the weights' precision, summed in float32 or wider.
+
+        What is summed over stands last in both: XLA's CPU backend has no bfloat16
+        product of another layout, and says so only when it runs (0.10.2 to 0.12).
+        """
 
         def product(rows: jax.Array) -> jax.Array:
             return jnp.einsum(
