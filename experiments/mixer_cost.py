@@ -241,11 +241,11 @@ def main(options: Options) -> None:
             options, layers=("GDN", "attention"), chunks=(64,), repeats=3, prompt=256
         )
     if options.prefill:
-        head, line, name = PREFILL_HEAD, _prefill_line, "prefill"
+        head, line, name = PREFILL_HEAD, _prefill_line, f"prefill-{options.dtype}"
         print(head)
         rows = prefill_times(options)
     else:
-        head, line, name = _head(options), _line, "layers"
+        head, line, name = _head(options), _line, f"layers-{options.dtype}"
         print(head)
         rows = []
         for layer in options.layers:
