@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from specjax.analysis.calibration import Costs, calibrate
 from specjax.analysis.identity import Identity, compare, promises_tokens
 from specjax.analysis.records import Record, Setting, record
-from specjax.analysis.runs import Arm, Run, Trial, interleaved, warm_up
+from specjax.analysis.runs import Arm, Run, Trial, break_in, interleaved, warm_up
 from specjax.decoding.requests import Request
 from specjax.prompts import Prompt
 
@@ -32,6 +32,7 @@ class Session:
         longest = max(self.requests, key=lambda r: len(r.prompt_ids))
         # a prompt of one token would have no prefill
         warm_up([arm.engine for arm in self.arms], longest)
+        break_in([arm.engine for arm in self.arms], longest)
         costs = []
         for arm in self.arms:
             step(f"timing the parts of a round of {arm.name}")

@@ -10,6 +10,9 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.generate import Completion, Generation
 from specjax.decoding.requests import Request
 
+CYCLES = (2, 3, 5, 9, 17)
+"""Lengths of the turns of texts that come round."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -80,6 +83,25 @@ def warm_up(engines: Sequence[Engine], request: Request) -> None:
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         for done in [pool.submit(run, engine, short) for engine in engines]:
             done.result()
+
+
+def break_in(engines: Sequence[Engine], request: Request) -> None:
+    """Run windows of several widths once, before anything is timed.
+
+    The first window of a width takes longer than all that follow (half a second, on
+    XLA's CPU backend), though it was compiled before. A text that comes round is
+    drafted as far as its turn is long by drafters that copy; others draft as ever.
+    """
+    ids, room = tuple(request.prompt_ids), len(request.prompt_ids)
+    for cycle in CYCLES:
+        turn = ids[:cycle]
+        short = dataclasses.replace(
+            request, prompt_ids=turn + turn[:3], max_tokens=cycle + 1, stop=()
+        )
+        # a longer one could need another capacity, and so another program
+        if 2 * cycle + 4 <= room + (request.max_tokens or 0):
+            for engine in engines:
+                run(engine, short)
 
 
 def interleaved(

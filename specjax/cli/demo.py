@@ -15,7 +15,7 @@ from rich.text import Text
 
 from specjax.acceptance import RULES, default_rule
 from specjax.analysis.identity import Identity, compare, near_tie
-from specjax.analysis.runs import Arm, Trial, interleaved, run, warm_up
+from specjax.analysis.runs import Arm, Trial, break_in, interleaved, run, warm_up
 from specjax.checkpoints import Checkpoint, prompt_ids
 from specjax.cli import options as o
 from specjax.cli.console import Step, stdout, steps
@@ -102,7 +102,9 @@ class Demo:
             fast = max(rates, key=lambda dtype: rates[dtype])
             used = tuple(dict.fromkeys((FLOAT32, fast)))
             step(f"compiling n-gram decoding in {' and '.join(used)}")
-            warm_up([arms[dtype][1].engine for dtype in used], requests[0])
+            drafted = [arms[dtype][1].engine for dtype in used]
+            warm_up(drafted, requests[0])
+            break_in(drafted, requests[0])
             results = {
                 dtype: _compare(step, dtype, arms[dtype], prompts, requests)
                 for dtype in used
