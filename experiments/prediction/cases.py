@@ -10,7 +10,7 @@ from specjax.acceptance import Greedy
 from specjax.analysis.costs.predict import predict
 from specjax.analysis.costs.sample import sample, write_texts
 from specjax.analysis.costs.session import Candidate, Session
-from specjax.analysis.runs import Arm, break_in, interleaved, warm_up
+from specjax.analysis.runs import Arm, break_in, interleaved
 from specjax.checkpoints import Checkpoint, load, prompt_ids
 from specjax.decoding.engine import Engine, EngineOptions, default_widths
 from specjax.decoding.interfaces import Drafter
@@ -106,7 +106,6 @@ def measured(
     requests = [Request(prompt_ids=each, max_tokens=tokens) for each in ids]
     step(f"{case.name}: compiling")
     longest = max(requests, key=lambda r: len(r.prompt_ids))
-    warm_up([arm.engine for arm in arms], longest)
     break_in([arm.engine for arm in arms], longest)
     for trial in interleaved(arms, requests, repeats):
         step(f"{case.name}: prompt {trial.request + 1}, repeat {trial.repeat + 1}")

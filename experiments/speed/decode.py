@@ -9,7 +9,7 @@ from typing import Any
 
 from specjax.analysis.identity import first_difference
 from specjax.analysis.records import repetition
-from specjax.analysis.runs import warm_up
+from specjax.analysis.runs import break_in
 from specjax.decoding.requests import Request
 from speed import ours, peers
 
@@ -69,7 +69,7 @@ def prepare(
     request = Request(prompt_ids=texts[0].ids, max_tokens=1)
     for arm in mine:
         step(f"compiling {arm.name}")
-        warm_up([arm.engine], request)
+        break_in([arm.engine], request)
     arms = [our_arm(arm) for arm in mine]
     if worker is not None:
         for name in peers.ARMS:

@@ -65,29 +65,6 @@ def window_attention(
     )
     against = refusal(q, k_cache, v_cache, table, narrowed=chosen is not None)
 
-    def plain(*args: Any) -> jax.Array:
-        q, k, v, k_cache, v_cache, lengths, ancestors, positions, slots = args[:9]
-        sinks, table = args[9:]
-        if table is not None:
-            k_cache = gather_pages(k_cache, table)
-            v_cache = v_cache if shared else gather_pages(v_cache, table)
-        return reference.window_attention(
-            q,
-            k,
-            k if shared else v,
-            k_cache,
-            k_cache if shared else v_cache,
-            lengths,
-            ancestors,
-            scale=scale,
-            positions=positions,
-            slots=slots,
-            reach=reach,
-            chosen=chosen,
-            sinks=sinks,
-            softcap=softcap,
-        )
-
     kernel: Callable[..., jax.Array] = functools.partial(
         tpu.window_attention, options=options
     )
@@ -108,9 +85,47 @@ def window_attention(
             sinks,
             table,
         ),
-        reference=plain,
+        reference=functools.partial(_reference, chosen=chosen, options=options),
         kernels={"tpu": platforms.Kernel(kernel, against)},
         implementation=implementation,
+    )
+
+
+def _reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    k_cache: jax.Array,
+    v_cache: jax.Array | None,
+    lengths: jax.Array,
+    ancestors: jax.Array,
+    positions: jax.Array | None,
+    slots: jax.Array | None,
+    sinks: jax.Array | None,
+    table: jax.Array | None,
+    *,
+    chosen: tuple[jax.Array, jax.Array] | None,
+    options: Options,
+) -> jax.Array:
+    """``reference.window_attention`` of a kernel's arguments, pages gathered."""
+    if table is not None:
+        k_cache = gather_pages(k_cache, table)
+        v_cache = None if v_cache is None else gather_pages(v_cache, table)
+    return reference.window_attention(
+        q,
+        k,
+        k if v is None else v,
+        k_cache,
+        k_cache if v_cache is None else v_cache,
+        lengths,
+        ancestors,
+        scale=options.scale,
+        positions=positions,
+        slots=slots,
+        reach=options.reach,
+        chosen=chosen,
+        sinks=sinks,
+        softcap=options.softcap,
     )
 
 

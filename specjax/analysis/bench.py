@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from specjax.analysis.calibration import Costs, calibrate
 from specjax.analysis.identity import Identity, compare, promises_tokens
 from specjax.analysis.records import Record, Setting, record
-from specjax.analysis.runs import Arm, Run, Trial, break_in, interleaved, warm_up
+from specjax.analysis.runs import Arm, Run, Trial, break_in, interleaved
 from specjax.decoding.requests import Request
 from specjax.prompts import Prompt
 
@@ -31,7 +31,6 @@ class Session:
         step(f"compiling {', '.join(arm.name for arm in self.arms)}")
         longest = max(self.requests, key=lambda r: len(r.prompt_ids))
         # a prompt of one token would have no prefill
-        warm_up([arm.engine for arm in self.arms], longest)
         break_in([arm.engine for arm in self.arms], longest)
         costs = []
         for arm in self.arms:

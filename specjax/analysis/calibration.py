@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 
 from specjax.analysis.costs.drafting import no_features
 from specjax.analysis.costs.rounds import nobodys_drafts, nobodys_window
+from specjax.analysis.costs.timing import compile_all, in_turn, once
 from specjax.decoding.draws import RoundDraws
 from specjax.decoding.engine import Engine
 from specjax.decoding.interfaces import (
@@ -54,26 +54,18 @@ def calibrate(engine: Engine, request: Request, repeats: int = 7) -> Costs:
     state = engine.prefill(engine.start([request]))
     nodes, drawn = engine.drafter.max_nodes, engine.drafter.law in DRAWN
     features = no_features(engine.target, engine.drafter, state)
-    parts: list[Callable[[], Any]] = [
-        lambda: _verify(engine.target, engine.rule, state, nodes=0, drawn=False),
-        lambda: _verify(engine.target, engine.rule, state, nodes=nodes, drawn=drawn),
-        lambda: _draft(engine.drafter, state, features),
+    verify = partial(_verify, engine.target, engine.rule, state)
+    parts = [
+        once("plain", lambda: verify(nodes=0, drawn=False)),
+        once("wide", lambda: verify(nodes=nodes, drawn=drawn)),
+        once("draft", lambda: _draft(engine.drafter, state, features)),
     ]
     if nodes == 0:
         return Costs(c_draft=0.0, c_verify=1.0)
-    plain, wide, draft = _medians(parts, repeats)
+    compile_all(parts)
+    times = in_turn(parts, 0.0, lambda _: None, least=repeats, most=repeats)
+    plain, wide, draft = (statistics.median(times[part.name]) for part in parts)
     return Costs(c_draft=draft / plain, c_verify=wide / plain)
-
-
-def _medians(parts: list[Callable[[], Any]], repeats: int) -> list[float]:
-    seconds: list[list[float]] = [[] for _ in parts]
-    for repeat in range(repeats + 1):
-        for part, times in zip(parts, seconds, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(part())
-            if repeat:  # the first call compiles
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
 
 
 DRAWN = frozenset(ProposalLaw) - {ProposalLaw.DETERMINISTIC}

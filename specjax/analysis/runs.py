@@ -10,8 +10,8 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.generate import Completion, Generation
 from specjax.decoding.requests import Request
 
-CYCLES = (2, 3, 5, 9, 17)
-"""Lengths of the turns of texts that come round."""
+TURNS = (2, 3, 5, 9, 17)
+"""Tokens after which texts come round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,22 +86,32 @@ def warm_up(engines: Sequence[Engine], request: Request) -> None:
 
 
 def break_in(engines: Sequence[Engine], request: Request) -> None:
-    """Run windows of several widths once, before anything is timed.
+    """As ``warm_up``, and run windows of several widths, before anything is timed.
 
     The first window of a width takes longer than all that follow (half a second, on
-    XLA's CPU backend), though it was compiled before. A text that comes round is
-    drafted as far as its turn is long by drafters that copy; others draft as ever.
+    XLA's CPU backend), though it was compiled before.
     """
-    ids, room = tuple(request.prompt_ids), len(request.prompt_ids)
-    for cycle in CYCLES:
-        turn = ids[:cycle]
-        short = dataclasses.replace(
-            request, prompt_ids=turn + turn[:3], max_tokens=cycle + 1, stop=()
-        )
+    warm_up(engines, request)
+    for text in turning_texts(request):
+        for engine in engines:
+            run(engine, text)
+
+
+def turning_texts(request: Request) -> list[Request]:
+    """Requests, no longer than this one, whose text comes round after a few tokens.
+
+    Drafters that copy draft as far as a turn is long; others draft as ever.
+    """
+    room = len(request.prompt_ids) + (request.max_tokens or 0)
+    found = []
+    for turn in TURNS:
+        once = tuple(request.prompt_ids[:turn])
         # a longer one could need another capacity, and so another program
-        if 2 * cycle + 4 <= room + (request.max_tokens or 0):
-            for engine in engines:
-                run(engine, short)
+        if 2 * turn + 4 <= room:
+            again = once + once[:3]
+            short = dataclasses.replace(request, prompt_ids=again, stop=())
+            found.append(dataclasses.replace(short, max_tokens=turn + 1))
+    return found
 
 
 def interleaved(

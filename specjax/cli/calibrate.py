@@ -32,7 +32,6 @@ from specjax.cli.engines import needs_tokenizer
 from specjax.cli.errors import UsageError
 from specjax.cli.memory import MemoryOptions
 from specjax.decoding.engine import default_widths
-from specjax.decoding.interfaces import Drafter
 from specjax.drafters import DRAFTERS, Source
 from specjax.prompts import KINDS, Prompt, bundled_prompts, read_jsonl
 
@@ -50,7 +49,7 @@ class Calibrate:
     Times rounds by the rows of their windows, and every drafter, in turn; lets a short
     plain run say how often drafts are accepted (or takes --alpha); and puts both into
     the law: speed-up = tau / (c_verify + c_draft). Nothing speculative is run with the
-    model. Two minutes on two quiet cores; compiled programs are kept, so a second run
+    model. About three minutes on two cores; compiled programs are kept, so a second run
     is faster. docs/measure-before-you-build.md tells the rest.
 
     Example: `specjax calibrate --model smollm2-135m --json here.json`
@@ -212,7 +211,11 @@ class Calibrate:
         prompts: list[Prompt],
     ) -> Session:
         decoder = checkpoint.decoder
-        needed = {w for each in candidates for w in _widths(each.drafter)}
+        needed = {
+            width
+            for each in candidates
+            for width in default_widths(each.drafter.max_nodes)
+        }
         settings = [(batch, length) for batch in self.batch for length in self.context]
         widths = sorted({1, *self.widths, *needed})
         for _, length in settings:
@@ -271,8 +274,3 @@ def load_per_core() -> float | None:
     if not hasattr(os, "getloadavg"):
         return None
     return os.getloadavg()[0] / (os.cpu_count() or 1)
-
-
-def _widths(drafter: Drafter) -> tuple[int, ...]:
-    """Windows that rounds with this drafter are compiled for."""
-    return default_widths(drafter.max_nodes)

@@ -102,9 +102,7 @@ class Demo:
             fast = max(rates, key=lambda dtype: rates[dtype])
             used = tuple(dict.fromkeys((FLOAT32, fast)))
             step(f"compiling n-gram decoding in {' and '.join(used)}")
-            drafted = [arms[dtype][1].engine for dtype in used]
-            warm_up(drafted, requests[0])
-            break_in(drafted, requests[0])
+            break_in([arms[dtype][1].engine for dtype in used], requests[0])
             results = {
                 dtype: _compare(step, dtype, arms[dtype], prompts, requests)
                 for dtype in used

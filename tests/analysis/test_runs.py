@@ -9,9 +9,16 @@ from flax import struct
 from specjax.acceptance import RULES, Greedy
 from specjax.analysis import runs
 from specjax.analysis.calibration import calibrate
-from specjax.analysis.runs import Arm, interleaved, run, warm_up
+from specjax.analysis.runs import (
+    Arm,
+    break_in,
+    interleaved,
+    run,
+    turning_texts,
+    warm_up,
+)
 from specjax.decoding import loop
-from specjax.decoding.engine import Engine, EngineOptions
+from specjax.decoding.engine import Engine, EngineOptions, default_widths
 from specjax.decoding.interfaces import FINAL
 from specjax.decoding.requests import Request
 from specjax.decoding.types import Proposal
@@ -70,6 +77,34 @@ def test_after_warming_up_nothing_is_compiled(arms):
         for request in REQUESTS:
             run(arm.engine, request)
     assert programs() == before
+
+
+def test_breaking_in_runs_windows_of_every_width(monkeypatch):
+    k, request = 8, Request(prompt_ids=list(range(20)), max_tokens=5)
+    options = EngineOptions(capacity_at_least=25, prefill_width=8)
+    engine = Engine(toy_llama().decoder, NGram(k), Greedy(), options)
+    seen = []
+
+    def spy(engine, request):
+        done = run(engine, request)
+        seen.append(done.completion)
+        return done
+
+    monkeypatch.setattr(runs, "run", spy)
+    break_in([engine], request)
+    needed = {r.drafted + 1 for completion in seen for r in completion.rounds}
+    widths = default_widths(k)
+    ran = {min(w for w in widths if w >= rows) for rows in needed}
+    assert ran == set(widths)
+
+
+def test_turning_texts_need_no_more_room_than_the_request():
+    for length, most in [(1, 1), (4, 5), (20, 5), (200, 1), (3, None)]:
+        request = Request(prompt_ids=list(range(length)), max_tokens=most)
+        for text in turning_texts(request):
+            assert len(text.prompt_ids) + text.max_tokens <= length + (most or 0)
+    # short ones are there for any request that is worth timing
+    assert len(turning_texts(Request(prompt_ids=[1] * 9, max_tokens=16))) == 4
 
 
 def programs() -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from specjax.analysis.costs.timing import Part
+from specjax.analysis.costs.timing import Part, once
 
 SIDE = 1024
 """Of the square matrices that are multiplied."""
@@ -22,7 +22,7 @@ def read_parts(size: int) -> list[Part]:
     array = jnp.ones((count // SIDE, SIDE), jnp.float32)
     row = jnp.ones((1, count // SIDE), jnp.float32)
     ways = {"read max": (_largest, (array,)), "read vector": (_vector, (row, array))}
-    return [Part(name, _once(way, given)) for name, (way, given) in ways.items()]
+    return [once(name, partial(way, *given)) for name, (way, given) in ways.items()]
 
 
 def read_bytes(size: int) -> int:
@@ -35,19 +35,11 @@ def matrix_parts(dtypes: tuple[str, ...]) -> list[Part]:
     found = []
     for name in dtypes:
         square = jnp.ones((SIDE, SIDE), name)
-        found.append(Part(f"matrix {name}", _once(_product, (square, square))))
+        found.append(once(f"matrix {name}", partial(_product, square, square)))
     return found
 
 
 MATRIX_FLOPS = 2 * SIDE**3
-
-
-def _once(way: Any, given: tuple[jax.Array, ...]) -> Any:
-    def call(_: Any) -> int:
-        jax.block_until_ready(way(*given))
-        return 1
-
-    return call
 
 
 @jax.jit

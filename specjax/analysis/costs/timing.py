@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 LEAST, MOST = 3, 15
 """Turns: as many as fit the time that is given, between these."""
 
@@ -21,6 +23,16 @@ class Part:
     """Does it, waits for the end, and says how many times it was done."""
     prepare: Callable[[], Any] = lambda: None
     """Makes what ``call`` takes; not timed."""
+
+
+def once(name: str, function: Callable[[], Any]) -> Part:
+    """A part that is one call of a function of JAX."""
+
+    def call(_: Any) -> int:
+        jax.block_until_ready(function())
+        return 1
+
+    return Part(name, call)
 
 
 def compile_all(parts: Sequence[Part]) -> None:
