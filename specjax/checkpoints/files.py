@@ -18,18 +18,16 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how far it is and how far it has to go (bytes)."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a ``CheckpointError`` that names it."""
+def read_json(path: Path, fix: str = "download it again") -> dict[str, Any]:
+    """A JSON object from a file, or a ``CheckpointError`` that names it and the fix."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is no valid JSON ({error}); download it again"
-        ) from error
+        raise CheckpointError(f"{path} is no valid JSON ({error}); {fix}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object; download it again")
+        raise CheckpointError(f"{path} holds no JSON object; {fix}")
     return value
 
 

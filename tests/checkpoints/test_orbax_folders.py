@@ -152,7 +152,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
         pass
     file = tmp_path / "run" / "run.json"
     for text, said in (
-        ("{", "no valid JSON"),
+        ("{", "no valid JSON.*start the run anew"),
         ("{}", "format None"),
         ('{"format": 1}', "has no 'run'.*start the run anew"),
         ('{"format": 1, "run": {}, "options": {}, "versions": null}', "no 'versions'"),

@@ -290,6 +290,7 @@ WRONG = [
     ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
     ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "use_sliding_window"),
     ("qwen3", {"layer_types": ["full_attention"]}, "1 entries for 2"),
+    ("qwen3_moe", {"mlp_only_layers": [1, 99]}, r"layers 0 to 1, found \[99\]"),
     ("qwen3_moe", {"num_experts_per_token": 2}, "num_experts_per_token"),
     ("qwen3_moe", {"num_experts_per_tok": 5}, "5 of 4 experts"),
     ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate"),
@@ -323,6 +324,13 @@ def test_what_is_not_implemented_is_refused_by_name(family, change, told):
     parse(family)
     with pytest.raises(CheckpointError, match=told):
         parse(family, **change)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma3_text"])
+def test_a_null_width_of_layers_that_slide_is_no_default(family):
+    raw = {"model_type": family} | TINY[family] | {"sliding_window": None}
+    with pytest.raises(CheckpointError, match="'sliding_window'.*null"):
+        decoder_config(raw, Path("config.json"))
 
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}

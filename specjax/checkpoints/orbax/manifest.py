@@ -96,7 +96,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} holds no run ({MANIFEST} is missing): name the folder that a "
             "run was kept in, or start one"
         )
-    fields = read_json(folder / MANIFEST)
+    fields = read_json(folder / MANIFEST, fix="start the run anew in another folder")
     if fields.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder / MANIFEST} is of format {fields.get('format')}, this version "

@@ -79,7 +79,7 @@ def load_parameters(
     ``CheckpointError`` for a damaged file, and if this version of the library would
     build another decoder out of the configuration.
     """
-    about = read_json(folder / PARAMETERS)
+    about = read_json(folder / PARAMETERS, fix="convert the model again")
     if about.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder / PARAMETERS} is of format {about.get('format')}, this version "
@@ -96,7 +96,7 @@ def load_parameters(
             f"{folder} holds {about['dtype']} weights, not {dtype.value}: ask for "
             f"{about['dtype']}, or convert the model again"
         )
-    raw = read_json(folder / "config.json")
+    raw = read_json(folder / "config.json", fix="convert the model again")
     _, config = decoder_config(raw, folder / "config.json")
     found = difference(about["decoder"]["config"], unbuild(config)[0])
     if found is not None:

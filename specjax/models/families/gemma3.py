@@ -27,6 +27,7 @@ from specjax.models.families.readings import (
     attention_config,
     decoder_config,
     layers,
+    window_reach,
 )
 from specjax.models.families.ropes import rope_of_layer
 from specjax.models.families.wrapped import decoder_prefix, text_fields
@@ -63,7 +64,7 @@ def config(raw: Mapping[str, Any]) -> DecoderConfig:
     slide = dataclasses.replace(
         full,
         rope=near.rope(full.head_dim),
-        reach=fields.integer("sliding_window"),
+        reach=window_reach(fields),
     )
     every = fields.integer("sliding_window_pattern")
     kinds = layer_kinds(

@@ -48,6 +48,17 @@ def attention_config(
     )
 
 
+def window_reach(fields: Fields) -> int:
+    """How far a sliding layer looks back; a null would mean one that does not slide."""
+    if fields.is_null("sliding_window"):
+        raise fields.error(
+            "sliding_window",
+            f"null, but there are {SLIDING!r} layers, which need a width; if none "
+            "slides, let layer_types say so",
+        )
+    return fields.integer("sliding_window")
+
+
 def sliding(
     attention: AttentionConfig, fields: Fields, kinds: list[str]
 ) -> list[AttentionConfig]:
@@ -55,7 +66,7 @@ def sliding(
     if SLIDING not in kinds:
         fields.ignore("sliding_window")
         return [attention] * len(kinds)
-    near = dataclasses.replace(attention, reach=fields.integer("sliding_window"))
+    near = dataclasses.replace(attention, reach=window_reach(fields))
     return [near if kind == SLIDING else attention for kind in kinds]
 
 
@@ -176,6 +187,11 @@ def qwen_sparse_layers(fields: Fields, count: int) -> list[bool]:
     """Which layers are mixtures, by ``decoder_sparse_step`` and ``mlp_only_layers``."""
     step = fields.integer("decoder_sparse_step", 1)
     dense = fields.items("mlp_only_layers", int) or []
+    beyond = [layer for layer in dense if not 0 <= layer < count]
+    if beyond:
+        raise fields.error(
+            "mlp_only_layers", f"there are layers 0 to {count - 1}, found {beyond}"
+        )
     return [i not in dense and (i + 1) % step == 0 for i in range(count)]
 
 
