@@ -329,7 +329,7 @@ def test_what_is_not_implemented_is_refused_by_name(family, change, told):
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma3_text"])
 def test_a_null_width_of_layers_that_slide_is_no_default(family):
     raw = {"model_type": family} | TINY[family] | {"sliding_window": None}
-    with pytest.raises(CheckpointError, match="'sliding_window'.*null"):
+    with pytest.raises(CheckpointError, match=r"'sliding_window'.*null"):
         decoder_config(raw, Path("config.json"))
 
 
