@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,8 +23,9 @@ import numpy as np
 from pallas_kernels import measure
 from pallas_kernels.platforms import Implementation
 
-OPERATIONS = ("window_attention",)
-"""Folders of ``pallas_kernels`` with a module ``checks``, and in it ``make_checks``."""
+OPERATIONS = ("window_attention", "delta_window", "skinny_matmul")
+"""Folders of ``pallas_kernels`` with a module ``checks``, and in it ``make_checks``,
+which yields ``Planned``."""
 
 ROW = "{:<44} {:>9} {:>6} {:>9} {:>9} {:>6} {:>9}"
 
@@ -35,8 +36,8 @@ class Check:
 
     operation: str
     name: str
-    run: Callable[..., jax.Array]
-    """Of an implementation and the arguments."""
+    run: Callable[..., Any]
+    """Of an implementation and the arguments: an array, or a tree of them."""
     arguments: tuple[Any, ...]
     """The first is a floating array of which nothing large depends."""
     tolerance: float
@@ -46,6 +47,13 @@ class Check:
     family: str
     """What differs from this one in the window's width only has the same."""
     width: int
+
+
+class Planned(NamedTuple):
+    """A check whose arrays, which may be large, are not made before its turn."""
+
+    name: str
+    make: Callable[[], Check]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,28 +79,24 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; 1 if a kernel is wrong, 2 if there is no device for kernels."""
-    options = _options(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     here = jax.default_backend()
     if here == "cpu" and not options.interpret:
         print("no accelerator here: --interpret emulates the kernels on CPU, slowly")
         return 2
     seed = secrets.randbits(31) if options.seed is None else options.seed
-    checks = [
-        check
-        for operation in OPERATIONS
-        for check in importlib.import_module(
-            f"pallas_kernels.{operation}.checks"
-        ).make_checks(quick=options.quick or options.interpret, seed=seed)
-        if options.only in f"{check.operation}/{check.name}"
-    ]
+    planned = _planned(options, seed)
+    if not planned:
+        parser.error(f"no check has {options.only!r} in its name")
     device = platform.machine() if here == "cpu" else jax.devices()[0].device_kind
-    print(f"{len(checks)} checks on {device}, JAX {jax.__version__}, seed {seed}")
+    print(f"{len(planned)} checks on {device}, JAX {jax.__version__}, seed {seed}")
     print(ROW.format("", "error", "", "kernel", "plain", "floor", "T(W)/T(1)"))
     speed = None if options.interpret else measure.bandwidth()
     single: dict[str, float] = {}
     wrong = 0
-    for check in checks:
-        result = _run(check, options.interpret, seed, device, speed, single)
+    for plan in planned:
+        result = _run(plan.make(), options.interpret, seed, device, speed, single)
         wrong += not result.passed
         _show(result)
         if options.out is not None:
@@ -100,6 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     print(f"{wrong} wrong" if wrong else "all agree with the reference")
     return int(wrong > 0)
+
+
+def _planned(options: argparse.Namespace, seed: int) -> list[Planned]:
+    """All that are asked for."""
+    quick = options.quick or options.interpret
+    found: list[Planned] = []
+    for operation in OPERATIONS:
+        module = importlib.import_module(f"pallas_kernels.{operation}.checks")
+        found += [
+            plan
+            for plan in module.make_checks(quick=quick, seed=seed)
+            if options.only in f"{operation}/{plan.name}"
+        ]
+    return found
 
 
 def _run(
@@ -113,13 +131,13 @@ def _run(
     """``single`` keeps the times of windows of one row."""
     implementation: Implementation = "interpret" if interpret else "require"
 
-    def by(name: Implementation) -> Callable[..., jax.Array]:
+    def by(name: Implementation) -> Callable[..., Any]:
         return lambda *x: check.run(name, *x)
 
-    got = np.asarray(jax.jit(by(implementation))(*check.arguments), np.float32)
-    wanted = np.asarray(jax.jit(by("reference"))(*check.arguments), np.float32)
-    # by numpy: on CPU the largest of jax.numpy may leave NaN out
-    error = float(np.max(np.abs(got - wanted)))
+    error = largest_difference(
+        jax.jit(by(implementation))(*check.arguments),
+        jax.jit(by("reference"))(*check.arguments),
+    )
     result = Result(
         operation=check.operation,
         name=check.name,
@@ -146,6 +164,16 @@ def _run(
     )
 
 
+def largest_difference(got: Any, wanted: Any) -> float:
+    """Of two trees of arrays; NaN where one holds it."""
+
+    def between(x: jax.Array, y: jax.Array) -> np.floating:
+        # by numpy: on CPU the largest of jax.numpy may leave NaN out
+        return np.max(np.abs(np.asarray(x, np.float32) - np.asarray(y, np.float32)))
+
+    return float(np.max(jax.tree.leaves(jax.tree.map(between, got, wanted))))
+
+
 def _show(result: Result) -> None:
     def micro(seconds: float | None) -> str:
         return "" if seconds is None else f"{seconds * 1e6:.1f}us"
@@ -167,7 +195,7 @@ def _show(result: Result) -> None:
     )
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.check",
         description="Hold every kernel to the reference on fresh random inputs, and on "
@@ -183,7 +211,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="a file to which a line of JSON a check is added"
     )
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.check import Check
+from pallas_kernels.check import Check, Planned
 from pallas_kernels.platforms import Implementation
 from pallas_kernels.window_attention import api
 from pallas_kernels.window_attention.problems import random_call
@@ -20,16 +20,21 @@ TOLERANCE = 2e-2
 """Of bfloat16: weights are rounded before the last product, values are near 1."""
 
 
-def make_checks(*, quick: bool, seed: int) -> Iterator[Check]:
+def make_checks(*, quick: bool, seed: int) -> Iterator[Planned]:
     """Quick: every model once, small."""
     if quick:
         for model in MODELS:
-            yield _check(model, batch=2, width=3, length=150, seed=seed)
+            yield _planned(model, batch=2, width=3, length=150, seed=seed)
         return
     for model in TIMED:
         for batch, length in ((1, 1024), (1, 32768), (8, 8192), (64, 2048)):
             for width in (1, 2, 4, 8, 16):
-                yield _check(model, batch, width, length, seed)
+                yield _planned(model, batch, width, length, seed)
+
+
+def _planned(model: str, batch: int, width: int, length: int, seed: int) -> Planned:
+    make = functools.partial(_check, model, batch, width, length, seed)
+    return Planned(f"{model}/B{batch}-T{length}-W{width}", make)
 
 
 def _check(model: str, batch: int, width: int, length: int, seed: int) -> Check:

@@ -1,6 +1,5 @@
 """The TPU kernel of gated delta windows, emulated, against the reference in float64."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import pytest
 
 from pallas_kernels import compat, platforms
 from pallas_kernels.delta_window import api, plan, reference, tpu
-from pallas_kernels.delta_window.reference import Records
+from pallas_kernels.delta_window.problems import Problem, spoilt
 from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
 
 GDN = DeltaSpec(heads=4, key_heads=2)
@@ -20,82 +19,6 @@ CLOSE = {"rtol": 0, "atol": 4e-6}
 """Outputs and states are of the order of 1, and up to about 5."""
 
 B = 3
-
-
-def parents_of(width: int) -> list[list[int]]:
-    """A chain, a star and a random tree; the anchor is row 0."""
-    draw = np.random.default_rng(width)
-    return [
-        list(range(width - 1)),
-        [0] * (width - 1),
-        [int(draw.integers(max(0, i - 3), i + 1)) for i in range(width - 1)],
-    ]
-
-
-def path_to(parents: list[int], row: int) -> list[int]:
-    return [0] if row == 0 else [*path_to(parents, parents[row - 1]), row]
-
-
-def ancestors(width: int) -> np.ndarray:
-    mask = np.zeros((B, width, width), bool)
-    for b, parents in enumerate(parents_of(width)):
-        for row in range(width):
-            mask[b, row, path_to(parents, row)] = True
-    return mask
-
-
-@dataclasses.dataclass
-class Case:
-    """One call's arrays, in float32."""
-
-    spec: DeltaSpec
-    width: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.draw = np.random.default_rng(self.seed)
-        spec, width = self.spec, self.width
-        self.state = self.normal(B, spec.heads, spec.key_dim, spec.value_dim)
-        self.window = tpu.Window(
-            q=self.normal(B, width, spec.key_heads, spec.key_dim)
-            / np.float32(spec.key_dim**0.5),
-            k=self.keys(width),
-            v=self.normal(B, width, spec.heads, spec.value_dim),
-            log_decay=self.decay(width),
-            beta=self.rates(width) if spec.delta else None,
-            ancestors=ancestors(width),
-        )
-
-    def normal(self, *sizes: int) -> np.ndarray:
-        return self.draw.normal(size=sizes).astype(np.float32)
-
-    def keys(self, rows: int) -> np.ndarray:
-        k = self.normal(B, rows, self.spec.key_heads, self.spec.key_dim)
-        return k / np.linalg.norm(k, axis=-1, keepdims=True)
-
-    def decay(self, rows: int) -> np.ndarray:
-        sizes = (B, rows, *self.spec.decays)
-        return -self.draw.exponential(0.3, size=sizes).astype(np.float32)
-
-    def rates(self, rows: int) -> np.ndarray:
-        return self.draw.uniform(size=(B, rows, self.spec.heads)).astype(np.float32)
-
-    def records(self, rows: int, dtype: Any = np.float32) -> Records:
-        return Records(
-            k=jnp.asarray(self.keys(rows), dtype),
-            updates=jnp.asarray(
-                self.normal(B, rows, self.spec.heads, self.spec.value_dim), dtype
-            ),
-            log_decay=jnp.asarray(self.decay(rows)),
-        )
-
-    def paths(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """To the last row, to a middle one, and none at all."""
-        path, num = np.full((B, rows), rows + 77, np.int32), np.zeros(B, np.int32)
-        for b, row in enumerate((rows - 1, rows // 2)):
-            steps = path_to(parents_of(rows)[2 * b], row)
-            path[b, : len(steps)], num[b] = steps, len(steps)
-        return path, num
 
 
 def exactly(function: Any, *arguments: Any) -> Any:
@@ -116,27 +39,14 @@ def check(got: Any, wanted: Any) -> None:
         np.testing.assert_allclose(np.asarray(ours), theirs, **CLOSE)
 
 
-def spoilt(records: Records, path: np.ndarray, num: np.ndarray) -> Records:
-    """With NaN in all rows that are not taken."""
-    kept = np.zeros(records.k.shape[:2], bool)
-    for b in range(B):
-        kept[b, path[b, : num[b]]] = True
-
-    def spoil(x: jax.Array) -> jax.Array:
-        mask = kept.reshape(*kept.shape, *[1] * (x.ndim - 2))
-        return jnp.where(mask, x, jnp.asarray(np.nan, x.dtype))
-
-    return jax.tree.map(spoil, records)
-
-
-def check_verify(case: Case, interpret: Any = True) -> None:
+def check_verify(case: Problem, interpret: Any = True) -> None:
     q, k, v, decay, beta, mask = case.window
     arguments = (q, k, v, decay, beta, case.state, mask)
     got = tpu.delta_window(*map(as_array, arguments), interpret=interpret)
     check(got, exactly(reference.delta_window, *arguments))
 
 
-def check_commit(case: Case, interpret: Any = True) -> None:
+def check_commit(case: Problem, interpret: Any = True) -> None:
     records, (path, num) = case.records(case.width), case.paths(case.width)
     wanted = exactly(reference.delta_commit, case.state, records, path, num)
     poisoned = spoilt(records, path, num)
@@ -152,7 +62,7 @@ def check_commit(case: Case, interpret: Any = True) -> None:
     assert np.asarray(got[2]).tobytes() == case.state[2].tobytes()
 
 
-def check_both(case: Case, interpret: Any = True, rows: int = 9) -> None:
+def check_both(case: Problem, interpret: Any = True, rows: int = 9) -> None:
     """The last round's commit and this round's window."""
     records, (path, num) = case.records(rows), case.paths(rows)
     rest = (path, num, *case.window)
@@ -166,7 +76,7 @@ def check_both(case: Case, interpret: Any = True, rows: int = 9) -> None:
     check(got, wanted)
 
 
-def check_ring(case: Case, interpret: Any = True, slots: int = 16) -> None:
+def check_ring(case: Problem, interpret: Any = True, slots: int = 16) -> None:
     """A window behind recorded rows, in bfloat16, of which some count; and folding."""
     records = case.records(slots, jnp.bfloat16)
     path = np.broadcast_to(np.arange(slots, dtype=np.int32), (B, slots))
@@ -204,7 +114,7 @@ CHECKS = {
     [("verify", GDN, 8), ("ring", PLAIN, 3), ("both", KDA, 7), ("commit", GDN, 9)],
 )
 def test_the_kernel_is_the_reference(operation, spec, width):
-    CHECKS[operation](Case(spec, width))
+    CHECKS[operation](Problem(spec, width))
 
 
 @pytest.mark.full
@@ -213,7 +123,7 @@ def test_the_kernel_is_the_reference(operation, spec, width):
 @pytest.mark.parametrize("spec", [GDN, KDA, PLAIN], ids=["gdn", "kda", "plain"])
 @pytest.mark.parametrize("operation", CHECKS)
 def test_the_kernel_is_the_reference_at_every_width(operation, spec, width):
-    CHECKS[operation](Case(spec, width, seed=1))
+    CHECKS[operation](Problem(spec, width, seed=1))
 
 
 @pytest.mark.full
@@ -221,7 +131,7 @@ def test_the_kernel_is_the_reference_at_every_width(operation, spec, width):
 @pytest.mark.parametrize("operation", ["verify", "both"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernel_is_the_reference_at_the_sizes_of_real_models(name, operation):
-    CHECKS[operation](Case(MODELS[name], 8, seed=2))
+    CHECKS[operation](Problem(MODELS[name], 8, seed=2))
 
 
 # of value heads to key heads, of head sizes and of head counts
@@ -246,7 +156,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_the_kernel_is_the_reference_at_other_sizes(name):
     spec = SIZES[name]
-    case = Case(spec, 16 if name == "four steps" else 5)
+    case = Problem(spec, 16 if name == "four steps" else 5)
     check_both(case)
     steps = tpu.plan_of(case.state, case.window).steps
     assert steps == (4 if name == "four steps" else 1)
@@ -259,12 +169,12 @@ def test_steps_do_not_depend_on_their_order_or_on_what_memory_holds(seed):
     # memory starts as NaN, and parallel steps are walked in an order that is drawn
     interpret = compat.tpu_interpret(detect_races=True, seed=seed)
     with compat.without_races():
-        check_both(Case(DeltaSpec(heads=32, key_heads=32), 16), interpret)
+        check_both(Problem(DeltaSpec(heads=32, key_heads=32), 16), interpret)
 
 
 @pytest.mark.timeout(120)
 def test_long_forgotten_rows_and_loud_siblings_do_no_harm():
-    case = Case(GDN, 8)
+    case = Problem(GDN, 8)
     q, k, v, decay, _, _ = case.window
     star = 1  # in this row of the batch all drafts are siblings
     k[star, 3] *= 1e3
@@ -284,7 +194,7 @@ def test_long_forgotten_rows_and_loud_siblings_do_no_harm():
 
 
 def test_a_wrong_bit_in_the_mask_shows():
-    case = Case(GDN, 8)
+    case = Problem(GDN, 8)
     q, k, v, decay, beta, mask = (as_array(x) for x in case.window)
     wanted = exactly(reference.delta_window, q, k, v, decay, beta, case.state, mask)
     wrong = mask.at[1, 5, 4].set(True)  # sees its sibling
@@ -305,7 +215,7 @@ def traced(*arguments: Any, **kind: Any) -> str:
 
 
 def shapes(spec: DeltaSpec, width: int, dtype: Any = jnp.float32) -> list[Any]:
-    case = Case(spec, 1)
+    case = Problem(spec, 1)
     q, k, v, decay, beta, _ = case.window
 
     def wide(x: Any) -> Any:
@@ -343,7 +253,7 @@ def test_layers_of_real_models_are_cut_into_steps_of_whole_heads(name, width):
 
 
 def test_other_platforms_run_the_reference_bit_for_bit():
-    case = Case(GDN, 5)
+    case = Problem(GDN, 5)
     q, k, v, decay, beta, mask = (as_array(x) for x in case.window)
     arguments = (q, k, v, decay, beta, jnp.asarray(case.state), mask)
     program = jax.jit(api.delta_window).lower(*arguments)

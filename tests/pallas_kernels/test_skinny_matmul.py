@@ -9,32 +9,12 @@ import pytest
 
 from pallas_kernels import compat, platforms
 from pallas_kernels.skinny_matmul import api, plan, reference, tpu
+from pallas_kernels.skinny_matmul.problems import KINDS, rows_of, weight_of
 from pallas_kernels.skinny_matmul.reference import Weight
 from pallas_kernels.skinny_matmul.specs import MODELS
 
 CLOSE = {"rtol": 0, "atol": 2e-5}
 """Outputs are of the order of 1."""
-
-KINDS = ["bfloat16", "int8", "int4"]
-
-
-def weight_of(
-    kind: str, outputs: int, inputs: int, group: int = 128, seed: int = 0
-) -> Weight:
-    draw = np.random.default_rng(seed)
-    plain = draw.normal(size=(outputs, inputs)).astype(np.float32) / inputs**0.5
-    if kind == "bfloat16":
-        return Weight(jnp.asarray(plain, jnp.bfloat16))
-    if kind == "int4":
-        return api.quantize_int4(jnp.asarray(plain), group)
-    scale = np.abs(plain).max(axis=1) / 127
-    codes = np.round(plain / scale[:, None]).astype(np.int8)
-    return Weight(jnp.asarray(codes), jnp.asarray(scale))
-
-
-def rows_of(count: int, inputs: int, seed: int = 1) -> jax.Array:
-    draw = np.random.default_rng(seed)
-    return jnp.asarray(draw.normal(size=(count, inputs)), jnp.float32)
 
 
 def exactly(x: jax.Array, weight: Weight) -> np.ndarray:

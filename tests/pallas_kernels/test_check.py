@@ -1,0 +1,53 @@
+"""``python -m pallas_kernels.check``, which holds kernels to the reference anywhere."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from pallas_kernels import check
+from pallas_kernels.window_attention import checks
+
+ONE = ("--interpret", "--quick", "--only")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "name", ["skinny_matmul/small-up-int4-gated", "delta_window/nemotron-h-8b/ring"]
+)
+def test_a_kernel_that_is_right_passes(name, tmp_path, capsys):
+    out = tmp_path / "lines.jsonl"
+    assert check.main([*ONE, name, "--seed", "3", "--out", str(out)]) == 0
+    assert "all agree with the reference" in capsys.readouterr().out
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert line["passed"] and 0 < line["error"] <= line["tolerance"]
+    assert f"{line['operation']}/{line['name']}".startswith(name)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("wrong", [0.5, np.nan])
+def test_a_kernel_that_is_wrong_fails(wrong, monkeypatch, capsys):
+    plan = next(checks.make_checks(quick=True, seed=0))
+
+    def spoilt() -> check.Check:
+        made = plan.make()
+
+        def run(by, *arguments):
+            out = made.run("reference", *arguments)
+            return out if by == "reference" else out.at[0, 0, 0, 0].add(wrong)
+
+        return dataclasses.replace(made, run=run)
+
+    planned = [check.Planned(plan.name, spoilt)]
+    monkeypatch.setattr(check, "_planned", lambda *_: planned)
+    assert check.main(["--interpret"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_without_a_device_or_a_check_of_that_name_it_says_so(capsys):
+    assert check.main([]) == 2
+    assert "no accelerator here" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        check.main([*ONE, "no such check"])
+    assert "no check has 'no such check' in its name" in capsys.readouterr().err
