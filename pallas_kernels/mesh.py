@@ -31,6 +31,18 @@ class Spread:
 
         return Spread(self.mesh, fits(self.batch, batch), fits(self.heads, heads))
 
+    def by_rows(self, function: Callable[..., Any], batch: int) -> Callable[..., Any]:
+        """The function on the batch rows of each device, all else whole.
+
+        Every array that it takes or gives has the batch's rows first.
+        """
+        rows = PartitionSpec(self.narrowed(batch, 1).batch)
+
+        def spread(*arguments: Any) -> Any:
+            return self.run(function, (rows,) * len(arguments), rows)(*arguments)
+
+        return spread
+
     def run(
         self,
         function: Callable[..., Any],

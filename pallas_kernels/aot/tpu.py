@@ -40,12 +40,17 @@ def missing() -> str | None:
 
 def device(generation: str) -> Any:
     """The first device of a topology of this generation. It cannot run anything."""
+    return devices(generation)[0]
+
+
+def devices(generation: str) -> list[Any]:
+    """The four of a topology of this generation."""
     from jax.experimental import topologies
 
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     name = TOPOLOGIES[generation]
-    return topologies.get_topology_desc(name, platform="tpu").devices[0]
+    return topologies.get_topology_desc(name, platform="tpu").devices
 
 
 def compile_case(case: Case, target: Any) -> Any:

@@ -2,18 +2,22 @@
 
 On TPU a kernel runs where ``tpu.refusal`` has nothing against it; everywhere else the
 reference does. ``platforms.choices`` says which. All functions are those of
-``reference.py``, with ``implementation`` as ``platforms.choose`` takes it.
+``reference.py``, with ``implementation`` as ``platforms.choose`` takes it, and
+``spread`` for how batch rows lie on several devices.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels import compat
 from pallas_kernels.delta_window import reference, tpu
 from pallas_kernels.delta_window.reference import Records, delta_step, take_rows
+from pallas_kernels.mesh import Spread
 from pallas_kernels.platforms import Implementation, Kernel, choose
 
 __all__ = [
@@ -38,6 +42,7 @@ def delta_window(
     past: Records | None = None,
     num_past: Int[Array, " B"] | None = None,
     *,
+    spread: Spread | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "B W H dv"], Float[Array, "B W H dv"]]:
     """Outputs and updates of every row; the state is read once and not written."""
@@ -47,6 +52,7 @@ def delta_window(
         reference.delta_window,
         tpu.delta_window,
         tpu.refusal(state, tpu.Window(q, k, v, log_decay, beta, ancestors), past),
+        spread,
         implementation,
     )
 
@@ -56,6 +62,7 @@ def delta_fold(
     rows: Records,
     num: Int[Array, " B"],
     *,
+    spread: Spread | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "B H dk dv"]:
     """The state after the first ``num`` rows; its bits stay where ``num`` is 0."""
@@ -65,6 +72,7 @@ def delta_fold(
         reference.delta_fold,
         tpu.delta_fold,
         tpu.refusal(state, None, rows, writes=True),
+        spread,
         implementation,
     )
 
@@ -75,6 +83,7 @@ def delta_commit(
     path: Int[Array, "B P"],
     num: Int[Array, " B"],
     *,
+    spread: Spread | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "B H dk dv"]:
     """The state after the first ``num`` rows of ``path``, whose numbers go up."""
@@ -84,6 +93,7 @@ def delta_commit(
         reference.delta_commit,
         tpu.delta_commit,
         tpu.refusal(state, None, rows, writes=True),
+        spread,
         implementation,
     )
 
@@ -100,6 +110,7 @@ def delta_commit_window(
     beta: Float[Array, "B W H"] | None,
     ancestors: Bool[Array, "B W W"],
     *,
+    spread: Spread | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[
     Float[Array, "B W H dv"], Float[Array, "B W H dv"], Float[Array, "B H dk dv"]
@@ -112,6 +123,7 @@ def delta_commit_window(
         reference.delta_commit_window,
         tpu.delta_commit_window,
         tpu.refusal(state, window, rows, writes=True),
+        spread,
         implementation,
     )
 
@@ -122,8 +134,11 @@ def _choose(
     by_reference: Callable[..., Any],
     kernel: Callable[..., Any],
     refusal: str | None,
+    spread: Spread | None,
     implementation: Implementation,
 ) -> Any:
+    if spread is not None:
+        kernel = _on_each_device(kernel, spread, batch=arguments[0].shape[0])
     return choose(
         operation,
         arguments,
@@ -131,3 +146,15 @@ def _choose(
         kernels={"tpu": Kernel(kernel, refusal)},
         implementation=implementation,
     )
+
+
+def _on_each_device(
+    kernel: Callable[..., Any], spread: Spread, batch: int
+) -> Callable[..., Any]:
+    """The kernel on the batch rows of each device; heads are whole everywhere."""
+
+    def run(*arguments: Any, interpret: compat.Interpret = False) -> Any:
+        local = functools.partial(kernel, interpret=interpret)
+        return spread.by_rows(local, batch)(*arguments)
+
+    return run

@@ -33,6 +33,8 @@ class Linear(struct.PyTreeNode):
     """Logical names of the weight's two axes, for sharding rules."""
     tile: int | None = struct.field(pytree_node=False, default=None)
     """Rows of one product; ``None``: as many as there are."""
+    divided: bool = struct.field(pytree_node=False, default=False)
+    """Whether several devices hold the weight's parts: then no kernel reads it."""
 
     @property
     def out_features(self) -> int:
@@ -54,7 +56,8 @@ class Linear(struct.PyTreeNode):
         weight, scale = self.weight, self.scale
         if scale is not None:
             return _int8_matmul(rows, weight, scale)
-        if self.tile is not None and len(rows) == ROWS and weight.dtype == jnp.bfloat16:
+        sixteen = self.tile is not None and len(rows) == ROWS
+        if sixteen and weight.dtype == jnp.bfloat16 and not self.divided:
             # on a TPU, the bits of XLA's products are nobody's promise
             return skinny_matmul(rows, Weight(weight), invariant=True)
         return matmul(rows.astype(weight.dtype), weight)

@@ -68,11 +68,15 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[Any] | None = None) ->
 def shard_decoder(
     decoder: Decoder, mesh: Mesh, rules: Mapping[str, str] = RULES
 ) -> Decoder:
-    """The decoder with its parameters spread over the mesh."""
+    """The decoder with its parameters spread over the mesh.
+
+    Shapes in the place of arrays are told where they lie: what is then lowered may be
+    compiled for devices that are not here.
+    """
     tensor = dict(mesh.shape).get(TENSOR, 1)
     spread = Spread(mesh, batch=rules.get(BATCH), heads=rules.get(KV_HEADS))
     told = tuple(_spread(block, spread) for block in decoder.blocks)
-    decoder = decoder.replace(blocks=told)
+    decoder = _without_skinny_kernels(decoder.replace(blocks=told))
     return _put(decoder, _parameter_axes(decoder, tensor), mesh, rules)
 
 
@@ -107,17 +111,29 @@ def partition(
 
 
 def _spread(block: Block, spread: Spread) -> Block:
-    """Attention that is told how its batch rows and heads lie apart."""
+    """A mixer with kernels is told how its batch rows and heads lie apart."""
     if block.mixer is None or not hasattr(block.mixer.body, "spread"):
         return block
     mixer = block.mixer.replace(body=block.mixer.body.replace(spread=spread))
     return block.replace(mixer=mixer)
 
 
+def _without_skinny_kernels(decoder: Decoder) -> Decoder:
+    """Weights lie in parts here, and the partitioner cannot divide a kernel."""
+
+    def told(node: Any) -> Any:
+        return node.replace(divided=True) if isinstance(node, Linear) else node
+
+    return jax.tree.map(told, decoder, is_leaf=lambda node: isinstance(node, Linear))
+
+
 def _put(tree: Any, axes: Any, mesh: Mesh, rules: Mapping[str, str]) -> Any:
-    def place(array: jax.Array, names: _Axes) -> jax.Array:
-        spec = partition(array.shape, names.of(array.ndim), mesh, rules)
-        return jax.device_put(array, NamedSharding(mesh, spec))
+    def place(array: Any, names: _Axes) -> Any:
+        spec = partition(array.shape, names.of(len(array.shape)), mesh, rules)
+        there = NamedSharding(mesh, spec)
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=there)
+        return jax.device_put(array, there)
 
     return jax.tree.map(place, tree, axes)
 

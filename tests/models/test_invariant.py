@@ -53,5 +53,8 @@ def test_on_a_tpu_tiles_are_multiplied_by_the_kernel_with_one_order_of_sums():
     tiled = jax.jit(lambda x: Linear(weight, tile=16)(x))(x)
     (choice,) = platforms.choices()
     assert (choice.operation, choice.on("tpu")) == ("skinny_matmul", "kernel")
+    divided = jax.jit(lambda x: Linear(weight, tile=16, divided=True)(x))(x)
+    assert len(platforms.choices()) == 1  # a kernel cannot be divided among devices
+    np.testing.assert_array_equal(np.asarray(tiled), np.asarray(divided))
     plain = Linear(weight)(jnp.pad(x, [(0, 13), (0, 0)]))[:3]
     np.testing.assert_array_equal(np.asarray(tiled), np.asarray(plain))

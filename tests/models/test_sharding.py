@@ -14,6 +14,7 @@ from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request
 from specjax.drafters.ngram import NGram
 from specjax.models.axes import BATCH, EXPERT, HEADS, KV_HEADS, MLP, VOCAB
+from specjax.models.linear import Linear
 from specjax.models.recurrence import Ring
 from specjax.models.sharding import make_mesh, partition, shard_decoder, shard_state
 from specjax.testing.toy_mixers import toy_attentions, toy_recurrent
@@ -65,6 +66,19 @@ def test_tokens_are_those_of_one_device(cpu_devices):
 @pytest.mark.parametrize("sizes", [SPREAD, {"data": 4}, {"tensor": 8}], ids=str)
 def test_tokens_of_every_mixer_are_those_of_one_device(cpu_devices, toy, sizes):
     same_tokens(toy, sizes)
+
+
+def test_of_shapes_one_learns_where_they_lie_and_no_weight_is_for_a_kernel(
+    cpu_devices,
+):
+    decoder = toy_llama(vocab_size=64).decoder
+    mesh = make_mesh(SPREAD, cpu_devices)
+    placed, shapes = shard_decoder(decoder, mesh), jax.eval_shape(lambda: decoder)
+    told = shard_decoder(shapes, mesh)
+    for x, y in zip(jax.tree.leaves(placed), jax.tree.leaves(told), strict=True):
+        assert isinstance(y, jax.ShapeDtypeStruct) and x.sharding == y.sharding
+    linears = jax.tree.leaves(placed, is_leaf=lambda x: isinstance(x, Linear))
+    assert {x.divided for x in linears if isinstance(x, Linear)} == {True}
 
 
 def engine_of(decoder) -> Engine:

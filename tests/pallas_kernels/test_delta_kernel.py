@@ -1,5 +1,6 @@
 """The TPU kernel of gated delta windows, emulated, against the reference in float64."""
 
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from pallas_kernels import compat, platforms
 from pallas_kernels.delta_window import api, plan, reference, tpu
 from pallas_kernels.delta_window.problems import Problem, spoilt
 from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
+from pallas_kernels.mesh import Spread
 
 GDN = DeltaSpec(heads=4, key_heads=2)
 KDA = DeltaSpec(heads=2, key_heads=2, channel_decay=True)
@@ -262,3 +264,33 @@ def test_other_platforms_run_the_reference_bit_for_bit():
     theirs = jax.jit(reference.delta_window)(*arguments)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("batch", [4, 3])
+def test_on_a_mesh_each_device_has_its_rows(cpu_devices, batch):
+    # three rows do not divide by two devices: each then has all of them
+    mesh = jax.sharding.Mesh(np.array(cpu_devices[:4]).reshape(2, 2), ("rows", "cols"))
+    spread = Spread(mesh, batch="rows", heads="cols")
+    case = Problem(GDN, 5, batch)
+    records, (path, num) = case.records(5), case.paths(5)
+    rest = (path, num, *case.window)
+    wanted = exactly(reference.delta_commit_window, case.state, records, *rest)
+    poisoned = spoilt(records, path, num)
+    run = jax.jit(
+        functools.partial(
+            api.delta_commit_window, spread=spread, implementation="interpret"
+        )
+    )
+    arguments = (jnp.asarray(case.state), poisoned, *map(as_array, rest))
+    got = run(*arguments)
+    check(got, wanted)
+    divided = {x.sharding.shard_shape(x.shape)[0] for x in got}
+    assert divided == {2 if batch == 4 else 3}
+    q, k, v, decay, beta, mask = map(as_array, case.window)
+    ring = functools.partial(
+        api.delta_window, spread=spread, implementation="interpret"
+    )
+    args = (q, k, v, decay, beta, jnp.asarray(case.state), mask, records, num)
+    check(jax.jit(ring)(*args), exactly(reference.delta_window, *args))

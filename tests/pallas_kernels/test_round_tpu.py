@@ -3,6 +3,7 @@
 Run where libtpu is installed: pip install -e .[aot-tpu].
 """
 
+import re
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels import compat
-from pallas_kernels.aot import program, tpu
+from pallas_kernels.aot import tpu
+from pallas_kernels.aot.program import copies
 from pallas_kernels.layouts import as_kernels_read
 from specjax.acceptance import RULES
 from specjax.decoding.engine import Engine, EngineOptions
@@ -20,8 +22,11 @@ from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request
 from specjax.drafters.ngram import NGram
 from specjax.models.build import WeightType
+from specjax.models.memory import with_recurrence
 from specjax.models.mixers import attention
-from specjax.testing.toys import toy_llama
+from specjax.models.recurrence import Replay, Ring
+from specjax.models.sharding import make_mesh, shard_decoder, shard_state
+from specjax.testing.toys import toy_hybrid, toy_llama
 
 
 def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
@@ -44,24 +49,22 @@ def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
     return engine, engine.start(requests)
 
 
-def compiled_for(device: Any, engine: Engine, state: Any) -> Any:
-    sharding = SingleDeviceSharding(device)
+def shapes_of(tree: Any, sharding: Any = None) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
 
-    def there(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-        )
 
-    with compat.lowering_for("tpu", device.device_kind, device.num_cores):
-        lowered = run_rounds.lower(
-            there(engine.target),
-            engine.drafter,
-            engine.rule,
-            there(state),
-            options=engine.round_options,
-            max_rounds=4,
-            kinds=engine.kinds,
-        )
+def compiled(engine: Engine, target: Any, state: Any) -> Any:
+    lowered = run_rounds.lower(
+        target,
+        engine.drafter,
+        engine.rule,
+        state,
+        options=engine.round_options,
+        max_rounds=4,
+        kinds=engine.kinds,
+    )
     return lowered.compile()
 
 
@@ -87,14 +90,51 @@ def test_a_round_calls_its_kernels_and_copies_no_cache(
     engine, state = engine_and_state(dim, heads)
     caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
     assert len(caches) == 4
-    compiled = compiled_for(tpu.device(generation), engine, state)
-    text = compiled.as_text()
+    device = tpu.device(generation)
+    there = SingleDeviceSharding(device)
+    target, state = shapes_of(engine.target, there), shapes_of(state, there)
+    with compat.lowering_for("tpu", device.device_kind, device.num_cores):
+        program = compiled(engine, target, state)
+    text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
-    assert program.copies(text, tuple(caches)) == []
+    assert copies(text, tuple(caches)) == []
     large = sum(2 * int(np.prod(shape)) for shape in caches)
-    assert compiled.memory_analysis().alias_size_in_bytes >= large
+    assert program.memory_analysis().alias_size_in_bytes >= large
     assert not [line for line in text.splitlines() if " infeed(" in line]
     assert not [line for line in text.splitlines() if " outfeed(" in line]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
+@pytest.mark.parametrize("strategy", [Replay(), Ring()], ids=["replay", "ring"])
+def test_a_hybrid_round_calls_its_kernels_on_a_mesh(strategy):
+    toy = toy_hybrid(
+        hidden_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
+    decoder = with_recurrence(toy.decoder, strategy)
+    options = EngineOptions(prefill_width=64, widths=(8,))
+    rule = RULES["coupled"].build()
+    engine = Engine(decoder, NGram(k=7, min_n=1), rule, options)
+    requests = [Request(prompt_ids=[3, 4, 5] * 50, max_tokens=300) for _ in range(4)]
+    state = engine.start(requests)
+    mesh = make_mesh({"data": 2, "tensor": 2}, tpu.devices("v5e"))
+    target = shard_decoder(shapes_of(decoder), mesh)
+    state = shard_state(shapes_of(state), mesh)
+    with jax.set_mesh(mesh):
+        text = compiled(engine, target, state).as_text()
+    calls = re.findall(r"(\w*)[.\d]* = .*tpu_custom_call", text)
+    assert len([name for name in calls if "delta" in name]) >= 2 * 2, calls
+    assert any("attention" in name for name in calls), calls
+    assert copies(text, ((2, 4, 128, 128),)) == []  # of a device's states
 
 
 @pytest.mark.parametrize("dim", [128, 64])

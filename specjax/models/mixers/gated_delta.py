@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.config import GatedDeltaConfig
 from specjax.models.feedforward.activations import activate, sigmoid, silu, softplus
@@ -19,12 +20,14 @@ from specjax.models.mixers.convolution import (
     usable_rows,
 )
 from specjax.models.norms import RMSNorm
+from specjax.models.recurrence.base import Recurrence
 from specjax.models.recurrence.layer import (
     LayerState,
     LayerWindow,
     blank_layer,
     canonical_layer,
     commit_layer,
+    placed,
 )
 
 
@@ -66,6 +69,13 @@ class GatedDelta(struct.PyTreeNode):
     """``[dv]``, over each head's output."""
     out: Linear
     """From ``[H dv]``."""
+    spread: Spread | None = struct.field(pytree_node=False, default=None)
+    """How batch rows lie apart, on a mesh."""
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """The strategy, where this layer is."""
+        return placed(self.config.recurrence, self.spread)
 
     def init_state(self, batch: int, capacity: int) -> LayerState:
         """Zeros; the size does not depend on the capacity."""
@@ -92,7 +102,7 @@ class GatedDelta(struct.PyTreeNode):
         mixed = silu(convolve(inputs, window, state.inputs, self.taps))
         sound = sound & usable_rows(mixed)
         q, k, v = self._heads(silent_rows(mixed, sound))
-        y, added = config.recurrence.read(
+        y, added = self.recurrence.read(
             state.memory,
             q,
             k,
@@ -113,17 +123,17 @@ class GatedDelta(struct.PyTreeNode):
         lengths: Int[Array, " B"],
     ) -> LayerState:
         """Fold in the accepted rows and move the convolution's window."""
-        return commit_layer(self.config.recurrence, state, pending, acceptance)
+        return commit_layer(self.recurrence, state, pending, acceptance)
 
     def canonical(self, state: LayerState, lengths: Int[Array, " B"]) -> LayerState:
         """The matrices, with everything folded in."""
-        return canonical_layer(self.config.recurrence, state)
+        return canonical_layer(self.recurrence, state)
 
     def blank(
         self, state: LayerState, lengths: Int[Array, " B"], value: float | jax.Array
     ) -> LayerState:
         """The state with ``value`` in slots of a ring that hold no record."""
-        return blank_layer(self.config.recurrence, state, value)
+        return blank_layer(self.recurrence, state, value)
 
     def _log_decay(self, raw: Float[Array, "B W N"]) -> Float[Array, "B W H *dk"]:
         """Log decays, at most 0."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import Acceptance, Window
 from specjax.models.config import Mamba2Config
 from specjax.models.feedforward.activations import silu, softplus
@@ -19,12 +20,14 @@ from specjax.models.mixers.convolution import (
     usable_rows,
 )
 from specjax.models.norms import GroupedRMSNorm
+from specjax.models.recurrence.base import Recurrence
 from specjax.models.recurrence.layer import (
     LayerState,
     LayerWindow,
     blank_layer,
     canonical_layer,
     commit_layer,
+    placed,
 )
 
 
@@ -57,6 +60,13 @@ class Mamba2(struct.PyTreeNode):
     """``[values]`` in ``num_groups`` groups, behind the gate."""
     out: Linear
     """From ``values``."""
+    spread: Spread | None = struct.field(pytree_node=False, default=None)
+    """How batch rows lie apart, on a mesh."""
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """The strategy, where this layer is."""
+        return placed(self.config.recurrence, self.spread)
 
     def init_state(self, batch: int, capacity: int) -> LayerState:
         """Zeros; the size does not depend on the capacity."""
@@ -84,7 +94,7 @@ class Mamba2(struct.PyTreeNode):
         sound = sound & usable_rows(mixed)
         values, written, read = self._heads(silent_rows(mixed, sound))
         steps = silent_rows(softplus(steps + self.step_bias), sound)
-        y, added = self.config.recurrence.read(
+        y, added = self.recurrence.read(
             state.memory,
             read,
             written,
@@ -106,17 +116,17 @@ class Mamba2(struct.PyTreeNode):
         lengths: Int[Array, " B"],
     ) -> LayerState:
         """Fold in the accepted rows and move the convolution's window."""
-        return commit_layer(self.config.recurrence, state, pending, acceptance)
+        return commit_layer(self.recurrence, state, pending, acceptance)
 
     def canonical(self, state: LayerState, lengths: Int[Array, " B"]) -> LayerState:
         """The matrices, with everything folded in."""
-        return canonical_layer(self.config.recurrence, state)
+        return canonical_layer(self.recurrence, state)
 
     def blank(
         self, state: LayerState, lengths: Int[Array, " B"], value: float | jax.Array
     ) -> LayerState:
         """The state with ``value`` in slots of a ring that hold no record."""
-        return blank_layer(self.config.recurrence, state, value)
+        return blank_layer(self.recurrence, state, value)
 
     def _heads(
         self, mixed: Float[Array, "B W C"]

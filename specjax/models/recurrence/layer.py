@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import jax
 from flax import struct
 
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import Acceptance
 from specjax.models.axes import BATCH, TIME
 from specjax.models.mixers.convolution import advance
@@ -27,6 +29,13 @@ class LayerWindow(struct.PyTreeNode):
 
     memory: Any
     inputs: jax.Array  # [B, W, C] before the convolution
+
+
+def placed(recurrence: Recurrence, spread: Spread | None) -> Recurrence:
+    """The strategy told of the mesh; one that calls no kernel need not know."""
+    if spread is None or not hasattr(recurrence, "spread"):
+        return recurrence
+    return dataclasses.replace(cast(Any, recurrence), spread=spread)
 
 
 def commit_layer(

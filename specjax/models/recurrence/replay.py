@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.delta_window.api import Records, delta_commit, delta_window
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import Acceptance
 from specjax.models.recurrence.base import MatrixShape
 
@@ -16,6 +17,9 @@ from specjax.models.recurrence.base import MatrixShape
 @dataclasses.dataclass(frozen=True)
 class Replay:
     """The state is the matrix; a window's row costs its key, update and decay."""
+
+    spread: Spread | None = None
+    """How batch rows lie on a mesh; ``sharding.shard_decoder`` sets it."""
 
     def init(
         self, batch: int, shape: MatrixShape, dtype: jax.typing.DTypeLike
@@ -34,7 +38,9 @@ class Replay:
         ancestors: Bool[Array, "B W W"],
     ) -> tuple[Float[Array, "B W H dv"], Records]:
         """The window in matrix form."""
-        out, updates = delta_window(q, k, v, log_decay, beta, state, ancestors)
+        out, updates = delta_window(
+            q, k, v, log_decay, beta, state, ancestors, spread=self.spread
+        )
         return out, Records(k=k, updates=updates, log_decay=log_decay)
 
     def commit(
@@ -44,7 +50,8 @@ class Replay:
         acceptance: Acceptance,
     ) -> Float[Array, "B H dk dv"]:
         """One product: the path's keys by its updates."""
-        return delta_commit(state, pending, acceptance.path, acceptance.num_tokens)
+        path, num = acceptance.path, acceptance.num_tokens
+        return delta_commit(state, pending, path, num, spread=self.spread)
 
     def canonical(self, state: Float[Array, "B H dk dv"]) -> Float[Array, "B H dk dv"]:
         """The state itself."""

@@ -17,6 +17,7 @@ from pallas_kernels.delta_window.api import (
     delta_window,
     take_rows,
 )
+from pallas_kernels.mesh import Spread
 from specjax.decoding.types import Acceptance
 from specjax.models.recurrence.base import MatrixShape
 from specjax.models.recurrence.replay import zero_matrices
@@ -51,6 +52,8 @@ class Ring:
     """Of recorded keys and updates; ``None``: the state's. Decays keep the state's.
     A key is rounded before the window is computed and an update after it, and what is
     read is what was rounded: reading and folding agree whatever the dtype."""
+    spread: Spread | None = None
+    """How batch rows lie on a mesh; ``sharding.shard_decoder`` sets it."""
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -95,6 +98,7 @@ class Ring:
             ancestors,
             past=state.records,
             num_past=state.count,
+            spread=self.spread,
         )
         return out, Records(k=k, updates=updates.astype(stored), log_decay=log_decay)
 
@@ -107,11 +111,12 @@ class Ring:
         too_long = num > self.slots
 
         def make_room() -> jax.Array:
-            matrix = _folded(state, full)
+            matrix = self._folded(state, full)
             if path.shape[1] <= self.slots:
                 return matrix
             rows = _widen(pending, state)
-            return delta_commit(matrix, rows, path, jnp.where(too_long, num, 0))
+            folded = jnp.where(too_long, num, 0)
+            return delta_commit(matrix, rows, path, folded, spread=self.spread)
 
         # which rows are folded depends on themselves; whether anything is, on all
         matrix = jax.lax.cond(jnp.any(full), make_room, lambda: state.matrix)
@@ -122,7 +127,7 @@ class Ring:
 
     def canonical(self, state: RingState) -> Float[Array, "B H dk dv"]:
         """The checkpoint with all records folded in."""
-        return _folded(state, state.count > 0)
+        return self._folded(state, state.count > 0)
 
     def blank(self, state: RingState, value: float | jax.Array) -> RingState:
         """The state with ``value`` in every slot that holds no record: for tests."""
@@ -142,17 +147,19 @@ class Ring:
         record = shape.record_bytes(self._stored(dtype), dtype)
         return (window + self.slots) * record + jnp.dtype(jnp.int32).itemsize
 
+    def _folded(
+        self, state: RingState, rows: Bool[Array, " B"]
+    ) -> Float[Array, "B H dk dv"]:
+        """The matrices with all records folded in, in these rows of the batch."""
+        num = jnp.where(rows, state.count, 0)
+        return delta_fold(state.matrix, state.records, num, spread=self.spread)
+
     def _stored(self, dtype: jax.typing.DTypeLike) -> jnp.dtype:
         return jnp.dtype(dtype if self.dtype is None else self.dtype)
 
 
 def _widen(records: Records, state: RingState) -> Records:
     return jax.tree.map(lambda x: x.astype(state.matrix.dtype), records)
-
-
-def _folded(state: RingState, rows: Bool[Array, " B"]) -> Float[Array, "B H dk dv"]:
-    """The matrices with all records folded in, in these rows of the batch."""
-    return delta_fold(state.matrix, state.records, jnp.where(rows, state.count, 0))
 
 
 def _append(
