@@ -44,11 +44,11 @@ test: $(VENV)/.dev  ## Run the tests (ARGS and TESTS go to pytest)
 test-full: $(VENV)/.dev  ## Run all tests: full matrices and those that need the network
 	@$(PYTEST) -m "" $(ARGS) $(TESTS)
 
-# libtpu is 0.7 GB, so it has an environment of its own.
+# The compilers are 1.3 GB, so they have an environment of their own.
 AOT_VENV ?= .venv-aot
-AOT_EXTRAS ?= aot-tpu
+AOT_EXTRAS ?= aot-tpu,aot-cuda
 
-aot: $(AOT_VENV)/.aot  ## Compile the kernels for TPUs that are not there
+aot: $(AOT_VENV)/.aot  ## Compile the kernels for TPUs and GPUs that are not there
 	@$(AOT_VENV)/bin/python -m pallas_kernels.aot $(ARGS)
 
 $(AOT_VENV)/.aot: pyproject.toml

@@ -97,6 +97,38 @@ def gpu_interpret(*, detect_races: bool = True) -> Any:
     return InterpretGPUParams(detect_races=detect_races)
 
 
+def gpu_kernel(body: Any, *, interpret: Interpret = False, **options: Any) -> Any:
+    """``plgpu.kernel`` by its newer names, which all versions take.
+
+    Layouts are those that the body asks for. Newer JAX would rather infer them.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if interpret is not False:
+        options["interpret"] = interpret
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    return plgpu.kernel(body, compiler_params=params, **options)
+
+
+def gpu_load(ref: Any, layout: Any) -> jax.Array:
+    """An array in registers, laid out as asked, from either memory."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if VERSION >= (0, 12):
+        return plgpu.load(ref, layout=layout, optimized=False)  # pyright: ignore
+    return plgpu.load(ref, (), layout=layout, optimized=False)  # pyright: ignore
+
+
+def gpu_store(ref: Any, x: jax.Array) -> None:
+    """To a device's memory, from registers."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if VERSION >= (0, 12):
+        plgpu.store(ref, x, optimized=False)  # pyright: ignore
+    else:
+        ref[...] = x
+
+
 def reciprocal(x: jax.Array, *, approx: bool = False) -> jax.Array:
     """``1 / x`` inside a TPU kernel."""
     home = pltpu if hasattr(pltpu, "reciprocal") else pl

@@ -8,7 +8,8 @@ its place. That is never silent: it is recorded, and on that platform it warns.
 
 ``SPECJAX_KERNELS`` in the environment overrides the choice, for a whole process:
 ``reference`` uses no kernel anywhere; ``interpret`` runs the TPU's kernels on CPU by
-emulation, slowly; ``require`` raises where a kernel would not take a call.
+emulation, slowly; ``require`` raises where the platform's kernel would not take a call
+(with neither TPU nor GPU at hand: where none would).
 """
 
 from __future__ import annotations
@@ -98,9 +99,8 @@ def choose(
         _demand(operation, "tpu", kernel)
         _record(operation, arguments, {"cpu": "kernel, interpreted"})
         return kernel.run(*arguments, interpret=True)
-    if implementation == "require":
-        for platform, kernel in kernels.items():
-            _demand(operation, platform, kernel)
+    if implementation == "require" and kernels:  # with none, XLA is the choice
+        _demand_here(operation, kernels)
     _record(operation, arguments, {name: _told(k) for name, k in kernels.items()})
     _warn(operation, kernels)
     usable = {
@@ -142,6 +142,28 @@ def _override() -> Implementation:
     return _OVERRIDE  # pyright: ignore[reportReturnType]
 
 
+def _demand_here(operation: str, kernels: Mapping[Platform, Kernel]) -> None:
+    """That the platform at hand has a kernel for this; if none is at hand, any."""
+    here = _platform(_lowered_for())
+    if here is not None:
+        missing = Kernel(lambda *_: None, "there is none")
+        _demand(operation, here, kernels.get(here, missing))
+    elif all(kernel.refusal is not None for kernel in kernels.values()):
+        for platform, kernel in kernels.items():
+            _demand(operation, platform, kernel)
+
+
+def _lowered_for() -> str:
+    """The backend at hand, or that of a device that is not here."""
+    absent = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if absent is None else absent.platform
+
+
+def _platform(backend: str) -> Platform | None:
+    names: dict[str, Platform] = {"tpu": "tpu", "gpu": "cuda", "cuda": "cuda"}
+    return names.get(backend)
+
+
 def _demand(operation: str, platform: str, kernel: Kernel) -> None:
     if kernel.refusal is not None:
         raise NoKernelError(
@@ -165,9 +187,9 @@ def _record(operation: str, arguments: Any, by_platform: Mapping[str, str]) -> N
 
 def _warn(operation: str, kernels: Mapping[Platform, Kernel]) -> None:
     """Where the device at hand has kernels, and not for this."""
-    names = {"gpu": "cuda"}
     here = jax.default_backend()
-    kernel = kernels.get(names.get(here, here))  # pyright: ignore
+    platform = _platform(here)
+    kernel = None if platform is None else kernels.get(platform)
     if kernel is not None and kernel.refusal is not None:
         warnings.warn(
             f"{operation} runs in plain JAX on this {here}: {kernel.refusal}",

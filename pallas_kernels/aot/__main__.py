@@ -3,66 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 import jax
 
-from pallas_kernels.aot import tpu
+from pallas_kernels.aot import cuda, tpu
 from pallas_kernels.aot.case import Case, all_cases
 from pallas_kernels.aot.program import examine
 
-ROW = "{:<38} {:<5} {:>5} {:>8} {:>10} {:>8}  {}"
+ROW = "{:<38} {:<5} {:>5} {:>8} {:>10} {:>9} {:>7} {:>8}  {}"
+HEADS = ("calls", "in place", "temporary", "registers", "shared", "seconds", "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; the number of programs that fail, at most 99."""
     options = _options(arguments)
-    absent = tpu.missing()
-    if absent is not None:
-        print(f"skipped: {absent}")
-        return 0
+    tpus = options.device or list(tpu.TOPOLOGIES)
+    gpus = options.device or list(cuda.TARGETS)
+    tpus = [name for name in tpus if name in tpu.TOPOLOGIES]
+    gpus = [name for name in gpus if name in cuda.TARGETS]
     # programs for devices that are not here are compiled to be looked at, not kept
     jax.config.update("jax_enable_compilation_cache", False)
-    generations = options.device or list(tpu.TOPOLOGIES)
-    print(ROW.format("kernel", "for", "calls", "in place", "temporary", "seconds", ""))
-    failed = 0
-    for generation in generations:
-        target = tpu.device(generation)
-        for case in all_cases("tpu", options.only):
-            failed += not _try(case, generation, target)
-    print(f"{failed} failed" if failed else "all compiled as they should")
+    failed = _all("tpu", tpus, options.only) if tpus else 0
+    if not tpus and len(gpus) == 1:
+        failed = _all("cuda", gpus, options.only)
+    elif gpus:
+        for name in gpus:
+            failed += _in_a_process(name, options.only)
+    print(f"{failed} failed" if failed else "all that was compiled is as it should be")
     return min(failed, 99)
 
 
-def _try(case: Case, generation: str, target: object) -> bool:
+def _in_a_process(gpu: str, only: str) -> int:
+    """A process has one kind of GPU."""
+    command = [sys.executable, "-m", "pallas_kernels.aot", "--device", gpu]
+    return subprocess.run([*command, "--only", only], check=False).returncode
+
+
+def _all(platform: str, names: Sequence[str], only: str) -> int:
+    """How many programs for these devices fail."""
+    compiler = {"tpu": tpu, "cuda": cuda}[platform]
+    absent = compiler.missing()
+    if absent is not None:
+        print(f"skipped: {absent}", flush=True)
+        return 0
+    print(ROW.format("kernel", "for", *HEADS))
+    failed = 0
+    for name in names:
+        target = compiler.device(name)
+        for case in all_cases(platform, only):
+            failed += not _try(case, platform, name, target)
+    return failed
+
+
+def _try(case: Case, platform: str, device: str, target: object) -> bool:
     name = f"{case.operation}/{case.name}"
-    if generation in case.unfit:
-        print(f"{name:<38} {generation:<5} not for it: {case.unfit[generation]}")
+    if device in case.unfit:
+        print(f"{name:<38} {device:<5} not for it: {case.unfit[device]}")
         return True
+    compiler = {"tpu": tpu, "cuda": cuda}[platform]
     start = time.perf_counter()
     try:
-        report = examine(case, tpu.compile_case(case, target), "tpu")
+        program = compiler.compile_case(case, target)
+        report = examine(case, program, platform)
+        taken = cuda.resources(program.as_text()) if platform == "cuda" else None
     except Exception as error:
         text = " ".join(str(error).split())[:400]
-        print(f"{name:<38} {generation:<5} does not compile: {text}", flush=True)
+        print(f"{name:<38} {device:<5} does not compile: {text}", flush=True)
         return False
     seconds = time.perf_counter() - start
-    verdict = "; ".join(report.faults) or "ok"
-    print(
-        ROW.format(
-            name,
-            generation,
-            report.calls,
-            _size(report.aliased),
-            _size(report.temporary),
-            f"{seconds:.1f}",
-            verdict,
-        ),
-        flush=True,
+    faults = [*report.faults, *(() if taken is None else taken.faults())]
+    row = (
+        report.calls,
+        _size(report.aliased),
+        _size(report.temporary),
+        "" if taken is None else taken.registers,
+        "" if taken is None or taken.shared is None else _size(taken.shared),
+        f"{seconds:.1f}",
+        "; ".join(faults) or "ok",
     )
-    return not report.faults
+    print(ROW.format(name, device, *row), flush=True)
+    return not faults
 
 
 def _size(n: int) -> str:
@@ -74,13 +98,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m pallas_kernels.aot",
         description="Compile every kernel at the shapes of real models for devices "
         "that are not here, and hold the programs to what they must show: the kernel "
-        "is called, donated arrays are updated in place, and no cache is copied.",
+        "is called, donated arrays are updated in place, no cache is copied, and on a "
+        "GPU no register is spilled. A device whose compiler is not installed is "
+        "skipped, and said so.",
     )
     parser.add_argument(
         "--device",
         action="append",
-        choices=list(tpu.TOPOLOGIES),
-        help="a generation of TPU; may be repeated (default: all)",
+        choices=[*tpu.TOPOLOGIES, *cuda.TARGETS],
+        help="a generation of TPU, or a GPU; may be repeated (default: all)",
     )
     parser.add_argument(
         "--only", default="", help="a part of the name, such as window_attention/mla"

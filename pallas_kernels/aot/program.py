@@ -87,6 +87,6 @@ def _prefetch(match: re.Match[str]) -> bool:
 
 def _in_place(line: str) -> bool:
     """A fusion that ends in an update of a part is done where its operand lies."""
-    name, _, rest = line.partition(" = ")
+    name, _, rest = line.replace("_", "-").partition(" = ")
     updates = "dynamic-update-slice" in name or "scatter" in name
     return updates and " fusion(" in rest

@@ -1,7 +1,8 @@
 """Window attention, as the decoder calls it.
 
-On a TPU it is a kernel where ``plan.refusal`` finds nothing against it, and elsewhere
-the reference; ``platforms.choices()`` says which.
+On a TPU it is a kernel where ``plan.refusal`` finds nothing against it, on a Hopper GPU
+one where ``gpu_plan.refusal`` does not, and elsewhere the reference;
+``platforms.choices()`` says which.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import compat, platforms
 from pallas_kernels.mesh import Spread
-from pallas_kernels.window_attention import reference, tpu
+from pallas_kernels.window_attention import gpu, gpu_plan, reference, tpu
 from pallas_kernels.window_attention.by_row import window_attention_by_row
 from pallas_kernels.window_attention.pages import gather_pages
 from pallas_kernels.window_attention.plan import Options, refusal
@@ -63,13 +64,18 @@ def window_attention(
         shared=shared,
         with_lse=sinks is not None,
     )
-    against = refusal(q, k_cache, v_cache, table, narrowed=chosen is not None)
 
-    kernel: Callable[..., jax.Array] = functools.partial(
-        tpu.window_attention, options=options
-    )
-    if spread is not None:
-        kernel = _on_each_device(kernel, spread, q, k_cache, table is not None)
+    def kernel(run: Callable[..., jax.Array], against: str | None) -> platforms.Kernel:
+        by_device = functools.partial(run, options=options)
+        if spread is not None:
+            by_device = _on_each_device(
+                by_device, spread, q, k_cache, table is not None
+            )
+        return platforms.Kernel(by_device, against)
+
+    call, narrowed = (q, k_cache, v_cache, table), chosen is not None
+    against_tpu = refusal(*call, narrowed=narrowed)
+    against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed)
     return platforms.choose(
         OPERATION,
         (
@@ -86,7 +92,10 @@ def window_attention(
             table,
         ),
         reference=functools.partial(_reference, chosen=chosen, options=options),
-        kernels={"tpu": platforms.Kernel(kernel, against)},
+        kernels={
+            "tpu": kernel(tpu.window_attention, against_tpu),
+            "cuda": kernel(gpu.window_attention, against_gpu),
+        },
         implementation=implementation,
     )
 

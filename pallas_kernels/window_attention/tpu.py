@@ -29,9 +29,11 @@ from pallas_kernels.window_attention.plan import (
     shapes_of,
 )
 from pallas_kernels.window_attention.rows import (
+    apply_sinks,
     pack_keys,
     pack_queries,
     row_facts,
+    steps_in_sight,
     unpack_outputs,
 )
 
@@ -66,7 +68,10 @@ def window_attention(
         lengths = jnp.minimum(lengths, shapes.capacity)
     if plan.turned:
         caches = [cache.swapaxes(2, 3) for cache in caches]
-    known = [lengths, *_blocks_in_sight(lengths, positions, options, plan)]
+    known = [
+        lengths,
+        *steps_in_sight(lengths, positions, options, plan.block, plan.blocks),
+    ]
     if table is not None:
         # where there is no page any will do: nothing of it is looked at
         known.append(jnp.minimum(table, k_cache.shape[0] - 1))
@@ -82,49 +87,16 @@ def window_attention(
         name="window_attention",
     )(
         *known,
-        pack_queries(q, options.scale, shapes, plan, dtype),
+        pack_queries(q, options.scale, shapes, plan.rows, dtype),
         row_facts(ancestors, positions, options.reach, shapes, plan),
-        *[pack_keys(rows, plan, dtype) for rows in (k, v) if rows is not None],
+        *[pack_keys(rows, plan.window, dtype) for rows in (k, v) if rows is not None],
         *([] if slots is None else [slots[:, None]]),
         *[cache for cache in caches for _ in range(plan.pages or 1)],
     )
-    read = out[0] if sinks is None else _with_sinks(out[0], out[1], sinks, shapes, plan)
+    read = out[0]
+    if sinks is not None:
+        read = apply_sinks(read, out[1][..., 0], sinks, shapes)
     return unpack_outputs(read, shapes)
-
-
-def _with_sinks(
-    read: Float[Array, "B H R Dv"],
-    lse: Float[Array, "B H R lanes"],
-    sinks: Float[Array, " Hq"],
-    shapes: Shapes,
-    plan: Plan,
-) -> Float[Array, "B H R Dv"]:
-    """A key without a value only takes its share of the total."""
-    by_head = sinks.astype(jnp.float32).reshape(shapes.kv_heads, shapes.group)
-    rows = jnp.repeat(by_head, shapes.width, axis=1)
-    rows = jnp.pad(rows, [(0, 0), (0, plan.rows - shapes.rows)])
-    return read * jax.nn.sigmoid(lse[..., 0] - rows)[..., None]
-
-
-def _blocks_in_sight(
-    lengths: Int[Array, " B"],
-    positions: Int[Array, "B W"] | None,
-    options: Options,
-    plan: Plan,
-) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """The first block of the cache that a batch row looks at, and the one behind the
-    last.
-    """
-    behind = (lengths + (plan.block - 1)) // plan.block
-    first = jnp.zeros_like(lengths)
-    if options.ring:
-        # a ring may hold any position in any slot
-        behind = jnp.where(lengths > 0, jnp.int32(plan.blocks), 0)
-    elif options.reach is not None:
-        assert positions is not None
-        first = jnp.min(positions, axis=1) - jnp.int32(options.reach - 1)
-        first = jnp.clip(first // plan.block, 0, plan.blocks)
-    return first, behind
 
 
 def _outputs(

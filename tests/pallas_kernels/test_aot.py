@@ -9,13 +9,12 @@ import pytest
 
 from pallas_kernels import compat
 from pallas_kernels.aot import __main__ as command
-from pallas_kernels.aot import tpu
+from pallas_kernels.aot import cuda, tpu
 from pallas_kernels.aot.case import Case, all_cases, array
-from pallas_kernels.aot.program import copies, examine
+from pallas_kernels.aot.program import KERNEL_CALLS, copies, examine
 
 CACHE = (3, 8, 256, 64)
 CALL = '  %c = f32[8] custom-call(%x), custom_call_target="tpu_custom_call"'
-CASES = all_cases("tpu")
 SAMPLED = ("llama-3-8b-w8", "gpt-oss-20b-local-w8", "deepseek-v3-w1", "-loop")
 
 
@@ -42,6 +41,7 @@ def test_a_copy_of_a_cache_is_found_whatever_makes_it(line):
         " copy-start(%k_cache.1)",
         "%p = bf16[3,8,256,64]{3,2,1,0} parameter(0)",
         "%b = bf16[3,8,64,256]{2,3,1,0} bitcast(%p)",
+        "%loop_dynamic_update_slice_fusion.2 = bf16[3,8,256,64]{3,2,1,0} fusion(%p)",
         "%dynamic-update-slice_fusion = bf16[3,8,256,64]{3,2,1,0} fusion(%p, %rows)",
     ],
 )
@@ -83,10 +83,68 @@ def test_the_examiner_reads_real_programs():
     assert any("a copy of what is kept" in fault for fault in report.faults)
 
 
-def test_without_the_compiler_it_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(tpu, "missing", lambda: "TPU: pip install -e .[aot-tpu]")
-    assert command.main([]) == 0
-    assert "skipped: TPU: pip install -e .[aot-tpu]" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("device", "compiler", "extra"),
+    [("v4", tpu, "aot-tpu"), ("h100", cuda, "aot-cuda")],
+)
+def test_without_the_compiler_it_says_what_to_install(
+    device, compiler, extra, monkeypatch, capsys
+):
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["--device", device]) == 0
+    told = capsys.readouterr().out
+    assert "skipped: " in told and f"pip install -e .[{extra}]" in told
+
+
+def test_each_kind_of_gpu_has_a_process_of_its_own(monkeypatch):
+    """And TPUs are compiled for in this one."""
+    seen = []
+
+    def run(line: list[str], **_: Any) -> Any:
+        seen.append(line[line.index("--device") + 1])
+        return types.SimpleNamespace(returncode=2)
+
+    monkeypatch.setattr(tpu, "missing", lambda: "not here")
+    monkeypatch.setattr(cuda, "TARGETS", {"h100": None, "other": None})
+    monkeypatch.setattr(command.subprocess, "run", run)
+    assert command.main([]) == 4
+    assert seen == ["h100", "other"]
+
+
+PTXAS = """ptxas info    : Compiling entry function 'k' for 'sm_90a'
+    8 bytes stack frame, {stored} bytes spill stores, {loaded} bytes spill loads
+ptxas info    : Used 213 registers, used 2 barriers, 1 bytes smem
+"""
+
+
+def test_what_ptxas_says_is_read():
+    assert cuda.registers_of(PTXAS.format(stored=0, loaded=0)) == (213, 0)
+    assert cuda.registers_of(PTXAS.format(stored=20, loaded=16)) == (213, 36)
+    assert cuda.shared_of("Resources(smem_scratch_bytes=135168, tmem=0)") == 135168
+    with pytest.raises(ValueError, match="spill stores"):
+        cuda.registers_of("ptxas fatal")
+
+
+def test_spills_and_too_much_shared_memory_are_faults():
+    assert cuda.Resources(255, 0, 227 << 10).faults() == ()
+    assert cuda.Resources(255, 0, None).faults() == ()
+    assert "36 bytes" in cuda.Resources(255, 36, 1024).faults()[0]
+    assert "shared memory" in cuda.Resources(64, 0, 228 << 10).faults()[0]
+
+
+def test_a_kernel_that_was_compiled_before_keeps_its_figures(tmp_path, monkeypatch):
+    """ptxas runs once for each; a program may have several."""
+    monkeypatch.setattr(cuda, "_dump_folder", lambda: tmp_path)
+    monkeypatch.setattr(cuda, "_compiled", {})
+    first, second = (f'kernel_hash = "{name}", module = "x"' for name in "ab")
+    assert cuda.resources("no kernel") is None
+    (tmp_path / "k_0.ptxas").write_text(PTXAS.format(stored=0, loaded=0))
+    (tmp_path / "k_0.resources.txt").write_text("smem_scratch_bytes=5")
+    assert cuda.resources(first) == cuda.Resources(213, 0, 5)
+    (tmp_path / "k_0.ptxas").unlink()
+    assert cuda.resources(first) == cuda.Resources(213, 0, 5)
+    with pytest.raises(ValueError, match="0 kernels, and 1 are new"):
+        cuda.resources(first + second)
 
 
 def test_a_case_that_fails_fails_the_command(monkeypatch, capsys):
@@ -107,30 +165,65 @@ def test_a_case_that_fails_fails_the_command(monkeypatch, capsys):
     assert "3 failed" in out
 
 
-def lowers(case: Case) -> None:
-    with compat.lowering_for("tpu", "TPU v5 lite"):
+DEVICES = {"tpu": ("tpu", "TPU v5 lite"), "cuda": ("gpu", "NVIDIA H100")}
+
+
+def lowers(case: Case, platform: str) -> None:
+    with compat.lowering_for(*DEVICES[platform]):  # pyright: ignore
         traced = jax.jit(case.function).trace(*case.arguments)
-        text = traced.lower(lowering_platforms=("tpu",)).as_text()
-    assert text.count("tpu_custom_call") >= case.calls
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert sum(text.count(f"@{call}") for call in KERNEL_CALLS[platform]) >= case.calls
 
 
 def name(case: Case) -> str:
     return f"{case.operation}/{case.name}"
 
 
-def test_there_are_cases():
-    assert len(CASES) > 10
-    assert len({name(case) for case in CASES}) == len(CASES)
+def cells(only: tuple[str, ...] = ("",)) -> list[Any]:
+    return [
+        pytest.param(case, platform, id=f"{platform}-{name(case)}")
+        for platform in DEVICES
+        for case in all_cases(platform)
+        if name(case).endswith(only)
+    ]
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if name(c).endswith(SAMPLED)], ids=name
-)
-def test_kernels_lower_for_a_tpu_without_its_compiler(case):
-    lowers(case)
+@pytest.mark.parametrize("platform", DEVICES)
+def test_there_are_cases(platform):
+    names = [name(case) for case in all_cases(platform)]
+    assert len(names) > 10
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("case", "platform"), cells(SAMPLED))
+def test_kernels_lower_for_a_device_without_its_compiler(case, platform):
+    lowers(case, platform)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_every_kernel_lowers_for_a_tpu_without_its_compiler(case):
-    lowers(case)
+@pytest.mark.parametrize(("case", "platform"), cells())
+def test_every_kernel_lowers_for_a_device_without_its_compiler(case, platform):
+    lowers(case, platform)
+
+
+@pytest.fixture
+def _nothing_kept():
+    """A program that was kept is not compiled, and then ptxas says nothing."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("_nothing_kept")
+@pytest.mark.parametrize("case", all_cases("cuda"), ids=name)
+def test_every_kernel_compiles_for_hopper(case):
+    """As ``make aot`` does, where the compiler is installed."""
+    absent = cuda.missing()
+    if absent is not None:
+        pytest.skip(absent)
+    program = cuda.compile_case(case, cuda.device("h100"))
+    assert examine(case, program, "cuda").faults == ()
+    taken = cuda.resources(program.as_text())
+    assert taken is not None and taken.faults() == ()

@@ -77,6 +77,31 @@ def test_a_kernel_can_be_required():
     np.testing.assert_array_equal(jax.jit(run)(X), X * 2)
 
 
+def test_what_is_required_is_the_kernel_of_the_platform_at_hand():
+    taken, refused = Kernel(twice_by_kernel), Kernel(twice_by_kernel, "too odd")
+
+    def traced(**kernels: Kernel) -> None:
+        def run(x: jax.Array) -> jax.Array:
+            return choose(
+                "twice",
+                (x,),
+                reference=twice,
+                kernels=kernels,  # pyright: ignore[reportArgumentType]
+                implementation="require",
+            )
+
+        jax.eval_shape(run, X)
+
+    traced(tpu=taken, cuda=refused)  # neither is here: one of them is enough
+    with compat.lowering_for("tpu", "TPU v5 lite"):
+        traced(tpu=taken, cuda=refused)
+    with compat.lowering_for("gpu", "NVIDIA H100"):
+        with pytest.raises(platforms.NoKernelError, match=r"cuda.*too odd"):
+            traced(tpu=taken, cuda=refused)
+        with pytest.raises(platforms.NoKernelError, match=r"cuda.*there is none"):
+            traced(tpu=taken)
+
+
 def test_a_kernel_can_be_interpreted():
     np.testing.assert_array_equal(run(X, implementation="interpret"), X * 2)
     with pytest.raises(platforms.NoKernelError, match="too odd"):

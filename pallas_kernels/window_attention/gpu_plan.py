@@ -1,0 +1,156 @@
+"""How a call of window attention is cut for a Hopper GPU, and which calls it takes.
+
+A tile is 64 rows, which is what its matrix units multiply at once: the query heads of
+one KV head by the window's rows fill it. One block of threads has one tile and a share
+of the cache. With G query heads a KV head, windows of up to 64 / G rows cost one pass
+over the cache, and each further tile one more, which the second-level cache may hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import hopper
+from pallas_kernels.window_attention.plan import (
+    MOST_ROWS,
+    Options,
+    Shaped,
+    Shapes,
+    shapes_of,
+)
+
+TILE = 64
+"""Rows of a product, and cache slots of a step."""
+
+SWIZZLES = (128, 64, 32)
+"""Bytes of a row of shared memory that lie together for the matrix units."""
+
+MOST_DIM = 256
+"""Of a head: the sum of a tile's values lies in registers, half of them at 256."""
+
+BUFFER_BYTES = 64 << 10
+"""For slots that are on their way, so that two blocks of threads fit side by side."""
+
+SHORTEST = 4
+"""Steps that a share of the cache should have, at least."""
+
+ALIGNED = 8
+"""Slots of a tile of shared memory: a copy begins at a multiple of these."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The grid is shares of the cache, tiles of rows, and KV heads by batch rows."""
+
+    row_tiles: int
+    window: int
+    """Window rows as keys, made up to what a product may sum over."""
+    stages: int
+    """Steps whose slots are on their way at once."""
+    blocks: int
+    """Steps over the whole cache."""
+    splits: int
+    """Shares of the cache, merged behind the kernel."""
+    pieces: int
+    """Copies of a step: a page's slots may be fewer than a step's."""
+
+    @property
+    def rows(self) -> int:
+        """Of one KV head, made up to whole tiles."""
+        return self.row_tiles * TILE
+
+    @property
+    def piece(self) -> int:
+        """Slots of one copy."""
+        return TILE // self.pieces
+
+
+def make_plan(shapes: Shapes, *, splits: int | None = None) -> Plan:
+    """For a bfloat16 cache; ``splits`` overrides the shares of the cache."""
+    size = shapes.page_size
+    plan = Plan(
+        row_tiles=-(-shapes.rows // TILE),
+        window=-(-shapes.width // 16) * 16,
+        stages=min(max(BUFFER_BYTES // _step_bytes(shapes), 2), 4),
+        blocks=-(-shapes.capacity // TILE),
+        splits=1,
+        pieces=1 if size is None or size >= TILE else TILE // size,
+    )
+    if shared_bytes(shapes, plan) > hopper.SHARED_BYTES:
+        # wide windows of wide heads, which wait for products more than for memory
+        plan = dataclasses.replace(plan, stages=1)
+    if splits is None:
+        # as many blocks of threads as run at once, and none with too little to do
+        side_by_side = min(hopper.SHARED_BYTES // shared_bytes(shapes, plan), 2)
+        tiles = plan.row_tiles * shapes.kv_heads * shapes.batch
+        running = side_by_side * hopper.MULTIPROCESSORS
+        splits = max(min(running // tiles, plan.blocks // SHORTEST), 1)
+    return dataclasses.replace(plan, splits=splits)
+
+
+def swizzle_of(width: int) -> int:
+    """The widest for rows of as many bfloat16 numbers, a multiple of 16."""
+    return next(n for n in SWIZZLES if 2 * width % n == 0)
+
+
+def shared_bytes(shapes: Shapes, plan: Plan) -> int:
+    """Of shared memory, for queries, keys, values and weights."""
+    rows = TILE + 2 * plan.window
+    weights = TILE * (plan.window + TILE)
+    return 2 * (rows * shapes.dim + weights) + plan.stages * _step_bytes(shapes)
+
+
+def _step_bytes(shapes: Shapes) -> int:
+    """Of a step's keys and values."""
+    return 2 * 2 * TILE * shapes.dim
+
+
+def refusal(
+    q: Shaped,
+    k_cache: Shaped,
+    v_cache: Shaped,
+    table: Shaped | None,
+    options: Options,
+    *,
+    narrowed: bool,
+) -> str | None:
+    """Why the kernel for Hopper cannot take a call; ``None``: it can."""
+    shapes = shapes_of(q, k_cache, v_cache, table)
+    elsewhere = hopper.absent()
+    if elsewhere is not None:
+        return elsewhere
+    if narrowed:
+        return "its keys are chosen by an indexer"
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        return "64-bit types are enabled"
+    if options.shared:
+        return "its keys are its values too (latent attention)"
+    if k_cache.dtype != jnp.bfloat16 or v_cache.dtype != jnp.bfloat16:
+        return f"its cache is {k_cache.dtype}, and only bfloat16 is known"
+    if shapes.width > MOST_ROWS:
+        return f"its window has {shapes.width} rows, and {MOST_ROWS} are the most"
+    if shapes.dim != shapes.value_dim:
+        return f"its keys have {shapes.dim} channels and its values {shapes.value_dim}"
+    if shapes.dim % 16 or shapes.dim > MOST_DIM:
+        return (
+            f"its heads have {shapes.dim} channels: a multiple of 16, at most "
+            f"{MOST_DIM}, is known"
+        )
+    return _refused_slots(shapes)
+
+
+def _refused_slots(shapes: Shapes) -> str | None:
+    size = shapes.page_size
+    if size is not None:
+        if size % ALIGNED or (size % TILE and TILE % size):
+            return f"its pages have {size} slots: 8, 16, 32 or a multiple of 64 is read"
+        return None
+    if shapes.capacity % ALIGNED or shapes.capacity < TILE:
+        return (
+            f"its cache has {shapes.capacity} slots: a multiple of {ALIGNED}, at "
+            f"least {TILE}, is read"
+        )
+    return None
