@@ -57,7 +57,10 @@ def load_part(
             f"there is no draft head {str(path_or_id)!r}: give its folder or its hub id"
         ) from error
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no folder with a draft head's config.json")
+        raise CheckpointError(
+            f"{path} is no folder with a draft head's config.json: give the folder "
+            "that holds the head's files"
+        )
     raw = read_config(path)
     reader = open_reader(path, raw)
     layout = layout_of(raw, frozenset(reader.infos), path)

@@ -280,11 +280,24 @@ class Generate:
             "tokens_per_second": tokens / times.decode if times.decode else 0.0,
         }
 
+    def _doubt(self) -> str:
+        """What may be wrong with a drafter that is never right."""
+        spec = drafting.spec_of(self.drafter)
+        if spec.where is None or not spec.entry.trained:
+            return ""
+        return (
+            f": was the head in {spec.where} trained for {self.model}? It fits by its "
+            "sizes, and of more it cannot be asked"
+        )
+
     def _print_stats(self, completion: Completion, times: Times) -> None:
         s = self._stats(completion, times)
         alpha = f"{s['alpha']:.2f}" if s["drafted"] else "–"
         if s["rule"].startswith("lossy"):
             told = f"--rule {s['rule']}: these tokens need not be the model's own"
+            stderr().print(told, style="yellow", soft_wrap=True)
+        elif s["drafted"] > NOTHING_RIGHT and not s["accepted"]:
+            told = f"no draft was accepted{self._doubt()}"
             stderr().print(told, style="yellow", soft_wrap=True)
         line = (
             f"τ {s['tau']:.2f}  α {alpha}  {s['rounds']} rounds  "
@@ -295,6 +308,10 @@ class Generate:
         if has_colour(stdout()) and s["accepted"]:
             line += "  (green: accepted drafts)"
         stderr().print(line, style="dim", soft_wrap=True)
+
+
+NOTHING_RIGHT = 20
+"""Drafts, of which even a poor head would have got one right."""
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None) -> str:

@@ -16,6 +16,13 @@ from specjax.cli.console import stdout
 from specjax.cli.errors import UsageError
 from specjax.cli.options import Debug, at_least
 
+ROW = "row of the batch and layer"
+SCRATCH = """\
+matrix  the committed state itself, float32, with any strategy
+others  what a strategy (--rollback) needs beside it for a pass of {rows} rows:
+        a copy a row (snapshot), a record a row (replay), or those and a ring of
+        records (ring; in ring-bfloat16 they take about half)"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
@@ -51,10 +58,9 @@ class Inspect:
         listed, scratch = fields.pop("tensors", None), fields.pop("scratch_bytes")
         stdout().print(_summary(description, fields))
         if scratch:
-            stdout().print(
-                f"\nbytes a row and layer beside the state, for {self.window} rows:"
-            )
+            stdout().print(f"\nrollback of recurrent layers, in bytes a {ROW}:")
             stdout().print(_scratch_table(scratch))
+            stdout().print(SCRATCH.format(rows=self.window), soft_wrap=True)
         if listed is not None:
             stdout().print(_tensor_table(listed))
         return 0

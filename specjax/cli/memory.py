@@ -11,7 +11,7 @@ from specjax.checkpoints import Checkpoint
 from specjax.cli import options as o
 from specjax.cli.errors import UsageError
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
-from specjax.models.memory import STRATEGIES, with_recurrence
+from specjax.models.memory import STRATEGIES, has_recurrence, with_recurrence
 from specjax.models.pages import Paged, PoolError, admit
 
 CHECKED_TOKENS = 24
@@ -23,7 +23,9 @@ class MemoryOptions:
     """How the target keeps what it has read."""
 
     rollback: Annotated[str, conf.arg(metavar="|".join(STRATEGIES))] = "replay"
-    """How accepted inputs reach the states of recurrent layers (see docs/models.md)."""
+    """How accepted inputs reach the states of recurrent layers: the same function but
+    for rounding (see docs/models.md; specjax inspect tells what each costs). With
+    ring-bfloat16 near-ties may fall otherwise with drafts than without."""
     pages: o.OptionalCount = None
     """Keep attention's keys and values in a pool of so many pages."""
     page_size: int = 16
@@ -59,6 +61,11 @@ class MemoryOptions:
     def applied(self, checkpoint: Checkpoint, k: int) -> Checkpoint:
         """The checkpoint with its decoder set up so, for windows of ``k`` drafts."""
         decoder = with_recurrence(checkpoint.decoder, STRATEGIES[self.rollback])
+        if self.rollback != "replay" and not has_recurrence(decoder):
+            raise UsageError(
+                f"--rollback {self.rollback} does nothing with this model: it has no "
+                "recurrent layer; leave it out"
+            )
         if self.invariant:
             try:
                 decoder = invariant(decoder)

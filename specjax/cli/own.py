@@ -20,16 +20,30 @@ def drafter_entry(name: str, option: str = "--drafter") -> DrafterEntry:
     """The drafter of this name, or the class in a file of the user's."""
     if name in DRAFTERS:
         return DRAFTERS[name]
-    path, colon, attribute = name.rpartition(":")
-    if not (colon and path.endswith(".py")):
+    path, _, attribute = name.partition(".py:")
+    path = name if name.endswith(".py") else f"{path}.py" if attribute else ""
+    if not path:
         known = list(DRAFTERS)
         raise UsageError(
             f"{option} {name}: it must be one of {', '.join(known)}, or FILE.py:CLASS"
-            f"{close_names(name, known)}"
+            f"{close_names(name, known)}; combinations are written in Python (see "
+            "docs/drafters.md)"
         )
-    found = getattr(_module(path, option), attribute, None)
+    module = _module(path, option)
+    found = getattr(module, attribute, None)
     if not isinstance(found, type):
-        raise UsageError(f"{option} {name}: {path} has no class {attribute!r}")
+        defined = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        what = (
+            f"has no class {attribute!r}" if attribute else "may hold several classes"
+        )
+        raise UsageError(
+            f"{option} {name}: {path} {what}: give {path}:CLASS, of "
+            f"{', '.join(defined) or 'a file that defines one'}"
+        )
     return DrafterEntry(
         build=functools.partial(_build, found, f"{option} {name}"),
         summary=f"{attribute} of {path}",

@@ -204,4 +204,7 @@ def check_depth(head: Any, what: str, depth: Any) -> None:
     """
     count = getattr(head, "num_heads", None)
     if isinstance(count, int) and isinstance(depth, int) and depth > count:
-        raise ValueError(f"{what} {depth}: there are {count} heads, one a draft")
+        raise ValueError(
+            f"{what} {depth}: there are {count} heads, one a draft, so {what} is "
+            f"{count} at most"
+        )

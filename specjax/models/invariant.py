@@ -108,7 +108,9 @@ def check_invariant(
                     raise NotInvariant(
                         f"{where} are not the same bits in windows of {width} rows, "
                         f"batch {batch}, as in windows of {widths[0]}: this backend's "
-                        "arithmetic depends on a row's place; try another tile"
+                        "arithmetic depends on a row's place in products with such "
+                        "weights; load the model in another type, or give invariant() "
+                        "another tile"
                     )
 
 

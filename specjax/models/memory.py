@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from specjax.models.config import GatedDeltaConfig, Mamba2Config
 from specjax.models.decoder import Decoder
@@ -36,11 +37,20 @@ def with_recurrence(decoder: Decoder, strategy: Strategy) -> Decoder:
     return decoder.replace(blocks=blocks, config=config)
 
 
+def has_recurrence(decoder: Decoder) -> bool:
+    """Whether a strategy makes any difference to it."""
+    return any(block.mixer and _recurs(block.mixer.body) for block in decoder.blocks)
+
+
+def _recurs(mixer: Any) -> bool:
+    return isinstance(mixer.config, GatedDeltaConfig | Mamba2Config)
+
+
 def _with_recurrence(block: Block, strategy: Strategy) -> Block:
     if block.mixer is None:
         return block
     mixer = block.mixer.body
-    if not isinstance(mixer.config, GatedDeltaConfig | Mamba2Config):
+    if not _recurs(mixer):
         return block
     config = dataclasses.replace(mixer.config, recurrence=strategy)
     return block.replace(mixer=block.mixer.replace(body=mixer.replace(config=config)))

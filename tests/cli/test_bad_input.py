@@ -56,6 +56,10 @@ BEFORE_LOADING = {
         ["--prompt", "a", "--draft-model", "x"],
         ["--draft-model does nothing with --drafter ngram"],
     ),
+    "useless rollback": (
+        ["--prompt", "a", "--rollback", "ring"],
+        ["--rollback ring does nothing with this model", "leave it out"],
+    ),
     "max-tokens": (["--prompt", "a", "--max-tokens", "-1"], ["--max-tokens -1"]),
     "seed": (["--prompt", "a", "--seed", "-1"], ["--seed -1"]),
     "top-p": (["--prompt", "a", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),

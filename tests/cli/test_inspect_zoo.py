@@ -40,7 +40,7 @@ def test_inspect_says_what_a_pass_needs_beside_recurrent_states(run, oracles):
     result = run("inspect", oracles / "nemotron_h", "--window", 4)
     assert result.status == 0
     lines = [line.split() for line in result.out.splitlines()]
-    assert "for 4 rows" in result.out
+    assert "for a pass of 4 rows" in result.out
     header = ["mixer", "layers", "matrix", "snapshot", "replay", "ring"]
     numbers = lines[lines.index(header) + 1]
     assert numbers[:2] == ["mamba2", "3"]

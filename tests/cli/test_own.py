@@ -52,13 +52,23 @@ def test_it_drafts_with_its_k_and_changes_no_token(run, model, file):
     assert mine["stats"]["drafted"] > 2 * mine["stats"]["rounds"]
 
 
+def test_one_that_is_never_right_is_remarked_on(run, model, file):
+    file.write_text(STUTTER.replace("context.anchor[:, None]", "jnp.int32(254)"))
+    options = ("--max-tokens", 24, "--ignore-eos", "--prompt", "abab")
+    name = f"{file}:Stutter"
+    result = run("generate", "--model", model, "--drafter", name, "--k", 3, *options)
+    assert result.status == 0 and "no draft was accepted" in result.err
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("{file}:Stuter", "has no class 'Stuter'"),
+        ("{file}:Stuter", "has no class 'Stuter': give {file}:CLASS, of Stutter, No"),
+        ("{file}", "may hold several classes: give {file}:CLASS, of Stutter, Nothing"),
         ("{file}:Nothing", "is no drafter: it lacks taps"),
         ("{file}x.py:Stutter", "there is no file"),
         ("ngramm", "FILE.py:CLASS; did you mean"),
+        ("cascade:suffix,ngram", "combinations are written in Python"),
     ],
 )
 def test_what_is_no_drafter_is_refused_with_what_is_missing(
@@ -66,7 +76,7 @@ def test_what_is_no_drafter_is_refused_with_what_is_missing(
 ):
     name = name.format(file=file)
     result = run("generate", "--model", model, "--drafter", name, "--prompt", "a")
-    assert result.status == 2 and told in result.err, result.err
+    assert result.status == 2 and told.format(file=file) in result.err, result.err
 
 
 def test_the_version(run):

@@ -30,7 +30,10 @@ class BlockChain(ChainDrafter, OwnContext):
         super().__post_init__()
         slots = getattr(getattr(self.head, "backbone", None), "slots", None)
         if isinstance(self.k, int) and isinstance(slots, int) and self.k > slots:
-            raise ValueError(f"k = {self.k}: the block has {slots} slots to draft from")
+            raise ValueError(
+                f"k = {self.k}: the block has {slots} slots to draft from, so k is "
+                f"{slots} at most"
+            )
 
     def propose(self, state: CommittedState, context: Context) -> tuple[Proposal, None]:
         """Fill in a block, then pick a token of each slot."""
