@@ -6,6 +6,8 @@ alike. Of plain bfloat16 and int8 weights XLA's own product is one pass that kee
 nothing besides (compiled for v5e and v6e with 1, 8 and 16 rows, JAX 0.10.2), so
 ``skinny_matmul`` of these takes the kernel only where it is told ``invariant``. Of int4
 weights in groups XLA makes a float32 copy at one row, of 15 times their size.
+
+A Hopper GPU has a kernel for bfloat16 and int8 weights, and none for int4.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.platforms import Implementation, Kernel, Platform, choose
-from pallas_kernels.skinny_matmul import plan, reference, tpu
+from pallas_kernels.skinny_matmul import gpu, plan, reference, tpu
 from pallas_kernels.skinny_matmul.reference import (
     ROWS,
     Activation,
@@ -45,11 +47,12 @@ def skinny_matmul(
 
     ``invariant``: a row's bits depend on that row and the weight alone.
     """
-    why = plan.refusal(x.shape[0], weight)
+    rows = x.shape[0]
     by_xla = weight.values.dtype != jnp.int4 and not invariant
     kernels: dict[Platform, Kernel] = {}
     if not by_xla:
-        kernels["tpu"] = Kernel(tpu.skinny_matmul, why)
+        kernels["tpu"] = Kernel(tpu.skinny_matmul, plan.refusal(rows, weight))
+        kernels["cuda"] = Kernel(gpu.skinny_matmul, gpu.refusal(rows, weight))
     return choose(
         "skinny_matmul",
         (x, weight),
@@ -68,11 +71,16 @@ def skinny_gated(
     implementation: Implementation = "auto",
 ) -> Float[Array, "M out"]:
     """``activation(x Wg^T) * (x Wu^T)`` for at most 16 rows, in float32."""
-    run = functools.partial(tpu.skinny_gated, activation=activation)
+    rows = x.shape[0]
+    by_tpu = functools.partial(tpu.skinny_gated, activation=activation)
+    by_gpu = functools.partial(gpu.skinny_gated, activation=activation)
     return choose(
         "skinny_gated",
         (x, gate, up),
         reference=functools.partial(reference.skinny_gated, activation=activation),
-        kernels={"tpu": Kernel(run, plan.refusal(x.shape[0], gate, up))},
+        kernels={
+            "tpu": Kernel(by_tpu, plan.refusal(rows, gate, up)),
+            "cuda": Kernel(by_gpu, gpu.refusal(rows, gate, up)),
+        },
         implementation=implementation,
     )

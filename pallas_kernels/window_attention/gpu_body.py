@@ -30,7 +30,7 @@ _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 _BY_SLOT = plgpu.Layout.WGMMA.reduce(0)
 
 Softmax = tuple[
-    tuple[Float[Array, "64 channels"], ...], Float[Array, " 64"], Float[Array, " 64"]
+    tuple[Float[Array, "64 _"], ...], Float[Array, " 64"], Float[Array, " 64"]
 ]
 """Sum (64 channels at a time), maximum (times log2 e) and total of each row so far."""
 
