@@ -24,8 +24,9 @@ class MemoryOptions:
 
     rollback: Annotated[str, conf.arg(metavar="|".join(STRATEGIES))] = "replay"
     """How accepted inputs reach the states of recurrent layers: the same function but
-    for rounding (see docs/models.md; specjax inspect tells what each costs). With
-    ring-bfloat16 near-ties may fall otherwise with drafts than without."""
+    for rounding (see docs/models.md; specjax inspect tells what each costs).
+    ring-bfloat16 rounds what it records: it decodes other tokens than the others where
+    a choice is close, and near-ties may fall otherwise with drafts than without."""
     pages: o.OptionalCount = None
     """Keep attention's keys and values in a pool of so many pages."""
     page_size: int = 16
