@@ -13,6 +13,7 @@ from specjax.analysis.costs.calibrated import Calibrated, Curve
 from specjax.analysis.costs.oddities import Oddity
 from specjax.analysis.costs.predict import Prediction, best
 from specjax.analysis.law import break_even_alpha
+from specjax.cli.tables import short_name
 
 BAR = 24
 """Characters of the longest bar."""
@@ -110,7 +111,7 @@ def drafter_table(predictions: Sequence[Prediction]) -> Table:
     table.add_column("held back by")
     for each in predictions:
         table.add_row(
-            each.drafter,
+            short_name(each.drafter),
             str(each.k),
             str(each.nodes + 1),
             f"{each.tau:.2f}",

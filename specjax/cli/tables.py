@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,15 @@ speed-up   tokens/s over those of plain decoding on the same prompt; median, and
            brackets the middle half of the runs
 identical  runs whose tokens are all those of plain decoding; "law only": the rule keeps
            the model's law, not the tokens; "lossy": it keeps neither"""
+
+
+def short_name(drafter: str, at_most: int = 28) -> str:
+    """What ``--drafter`` said, with the end of a long path alone."""
+    head, colon, where = drafter.partition(":")
+    parts = Path(where).parts
+    if not colon or len(drafter) <= at_most or len(parts) < 2:
+        return drafter
+    return f"{head}:…/{parts[-1]}"
 
 
 def summary_table(summaries: Sequence[Summary]) -> Table:
@@ -41,7 +51,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         drafts = summary.k > 0
         table.add_row(
             summary.kind,
-            summary.drafter,
+            short_name(summary.drafter),
             *([summary.rule if drafts else ""] if rules else []),
             str(summary.k),
             f"{summary.tau:.2f}",
