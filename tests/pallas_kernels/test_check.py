@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from pallas_kernels import check
+from pallas_kernels import check, platforms
 from pallas_kernels.window_attention import checks
 
 ONE = ("--interpret", "--quick", "--only")
@@ -19,7 +19,7 @@ ONE = ("--interpret", "--quick", "--only")
 def test_a_kernel_that_is_right_passes(name, tmp_path, capsys):
     out = tmp_path / "lines.jsonl"
     assert check.main([*ONE, name, "--seed", "3", "--out", str(out)]) == 0
-    assert "all agree with the reference" in capsys.readouterr().out
+    assert "all that ran agree with the reference\n" in capsys.readouterr().out
     (line,) = map(json.loads, out.read_text().splitlines())
     assert line["passed"] and 0 < line["error"] <= line["tolerance"]
     assert f"{line['operation']}/{line['name']}".startswith(name)
@@ -43,6 +43,23 @@ def test_a_kernel_that_is_wrong_fails(wrong, monkeypatch, capsys):
     monkeypatch.setattr(check, "_planned", lambda *_: planned)
     assert check.main(["--interpret"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_what_has_no_kernel_here_is_said_and_not_counted_as_wrong(monkeypatch, capsys):
+    plan = next(checks.make_checks(quick=True, seed=0))
+
+    def refused() -> check.Check:
+        def run(by, *arguments):
+            raise platforms.NoKernelError("no cuda kernel takes this: too odd")
+
+        return dataclasses.replace(plan.make(), run=run)
+
+    planned = [check.Planned(plan.name, refused)]
+    monkeypatch.setattr(check, "_planned", lambda *_: planned)
+    assert check.main(["--interpret"]) == 0
+    told = capsys.readouterr().out
+    assert f"window_attention/{plan.name}: no cuda kernel takes this: too odd" in told
+    assert "1 have no kernel here" in told
 
 
 def test_without_a_device_or_a_check_of_that_name_it_says_so(capsys):

@@ -1,6 +1,6 @@
-"""The decoder's whole round, compiled for a TPU that is not there.
+"""The decoder's whole round, compiled for a TPU or a GPU that is not there.
 
-Run where libtpu is installed: pip install -e .[aot-tpu].
+Run where their compilers are installed: pip install -e .[aot-tpu,aot-cuda].
 """
 
 import re
@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels import compat
-from pallas_kernels.aot import tpu
+from pallas_kernels.aot import cuda, tpu
 from pallas_kernels.aot.program import copies
 from pallas_kernels.layouts import as_kernels_read
 from specjax.acceptance import RULES
@@ -102,6 +102,30 @@ def test_a_round_calls_its_kernels_and_copies_no_cache(
     assert program.memory_analysis().alias_size_in_bytes >= large
     assert not [line for line in text.splitlines() if " infeed(" in line]
     assert not [line for line in text.splitlines() if " outfeed(" in line]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@pytest.mark.parametrize(("dim", "heads"), [(128, 8), (64, 2)])
+def test_a_round_on_hopper_calls_its_kernels_and_copies_no_cache(
+    monkeypatch, dim, heads
+):
+    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+    engine, state = engine_and_state(dim, heads)
+    caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
+    assert len(caches) == 4
+    device = cuda.device("h100")
+    there = SingleDeviceSharding(device)
+    target, state = shapes_of(engine.target, there), shapes_of(state, there)
+    with compat.lowering_for("gpu", device.device_kind, device.core_count):
+        program = compiled(engine, target, state)
+    text = program.as_text()
+    assert text.count('custom_call_target="mosaic_gpu') == 2
+    assert copies(text, tuple(caches)) == []
+    large = sum(2 * int(np.prod(shape)) for shape in caches)
+    assert program.memory_analysis().alias_size_in_bytes >= large
 
 
 @pytest.mark.full
