@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import jax
 
-from pallas_kernels.aot import cuda, tpu
+from pallas_kernels.aot import cuda, registers, tpu
 from pallas_kernels.aot.case import Case, all_cases
 from pallas_kernels.aot.program import examine
 
@@ -27,23 +27,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = [name for name in gpus if name in cuda.TARGETS]
     # programs for devices that are not here are compiled to be looked at, not kept
     jax.config.update("jax_enable_compilation_cache", False)
-    failed = _all("tpu", tpus, options.only) if tpus else 0
+    failed = _all("tpu", tpus, options) if tpus else 0
     if not tpus and len(gpus) == 1:
-        failed = _all("cuda", gpus, options.only)
+        failed = _all("cuda", gpus, options)
     elif gpus:
         for name in gpus:
-            failed += _in_a_process(name, options.only)
+            failed += _in_a_process(name, options)
     print(f"{failed} failed" if failed else "all that was compiled is as it should be")
     return min(failed, 99)
 
 
-def _in_a_process(gpu: str, only: str) -> int:
+def _in_a_process(gpu: str, options: argparse.Namespace) -> int:
     """A process has one kind of GPU."""
     command = [sys.executable, "-m", "pallas_kernels.aot", "--device", gpu]
-    return subprocess.run([*command, "--only", only], check=False).returncode
+    command += ["--only", options.only, *(["--write"] if options.write else [])]
+    return subprocess.run(command, check=False).returncode
 
 
-def _all(platform: str, names: Sequence[str], only: str) -> int:
+def _all(platform: str, names: Sequence[str], options: argparse.Namespace) -> int:
     """How many programs for these devices fail."""
     compiler = {"tpu": tpu, "cuda": cuda}[platform]
     absent = compiler.missing()
@@ -51,15 +52,26 @@ def _all(platform: str, names: Sequence[str], only: str) -> int:
         print(f"skipped: {absent}", flush=True)
         return 0
     print(ROW.format("kernel", "for", *HEADS))
+    found: dict[str, cuda.Resources] = {}
     failed = 0
     for name in names:
         target = compiler.device(name)
-        for case in all_cases(platform, only):
-            failed += not _try(case, platform, name, target)
+        for case in all_cases(platform, options.only):
+            failed += not _try(case, platform, name, target, found, options.write)
+    if found and options.write:
+        registers.write(found)
     return failed
 
 
-def _try(case: Case, platform: str, device: str, target: object) -> bool:
+def _try(
+    case: Case,
+    platform: str,
+    device: str,
+    target: object,
+    found: dict[str, cuda.Resources],
+    write: bool,
+) -> bool:
+    """Whether a program is as it should be; what its kernels take goes to ``found``."""
     name = f"{case.operation}/{case.name}"
     if device in case.unfit:
         print(f"{name:<38} {device:<5} not for it: {case.unfit[device]}")
@@ -75,7 +87,11 @@ def _try(case: Case, platform: str, device: str, target: object) -> bool:
         print(f"{name:<38} {device:<5} does not compile: {text}", flush=True)
         return False
     seconds = time.perf_counter() - start
-    faults = [*report.faults, *(() if taken is None else taken.faults())]
+    faults = list(report.faults)
+    if taken is not None:
+        found[name] = taken
+        faults += taken.faults()
+        faults += [] if write else registers.grown(name, taken)
     row = (
         report.calls,
         _size(report.aliased),
@@ -110,6 +126,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--only", default="", help="a part of the name, such as window_attention/mla"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="keep what the GPU's kernels take, instead of comparing with what is kept",
     )
     return parser.parse_args(arguments)
 

@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import hopper
+from pallas_kernels import compat, hopper
 from pallas_kernels.window_attention.plan import (
     MOST_ROWS,
     Options,
@@ -28,8 +28,9 @@ TILE = 64
 SWIZZLES = (128, 64, 32)
 """Bytes of a row of shared memory that lie together for the matrix units."""
 
-MOST_DIM = 256
-"""Of a head: the sum of a tile's values lies in registers, half of them at 256."""
+MOST_DIM = 256 if compat.VERSION >= (0, 12) else 128
+"""Of a head: the sum of a tile's values lies in registers, half of them at 256. What
+older JAX makes of that spills some."""
 
 BUFFER_BYTES = 64 << 10
 """For slots that are on their way, so that two blocks of threads fit side by side."""

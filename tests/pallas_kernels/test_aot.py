@@ -1,5 +1,6 @@
 """Programs for devices that are not here: how they are examined, and that all lower."""
 
+import json
 import types
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from pallas_kernels import compat
 from pallas_kernels.aot import __main__ as command
-from pallas_kernels.aot import cuda, tpu
+from pallas_kernels.aot import cuda, registers, tpu
 from pallas_kernels.aot.case import Case, all_cases, array
 from pallas_kernels.aot.program import KERNEL_CALLS, copies, examine
 
@@ -165,6 +166,31 @@ def test_a_case_that_fails_fails_the_command(monkeypatch, capsys):
     assert "3 failed" in out
 
 
+def test_a_kernel_that_takes_more_than_is_kept_is_told(tmp_path, monkeypatch):
+    file = tmp_path / "kept.json"
+    monkeypatch.setattr(registers, "BASELINE", file)
+    registers.write({"a": cuda.Resources(100, 0, 1000)})
+    registers.write({"b": cuda.Resources(50, 0, None)})
+    assert registers.read() == {"a": (100, 1000), "b": (50, 0)}
+    assert registers.grown("a", cuda.Resources(110, 0, 900)) == []
+    told = registers.grown("a", cuda.Resources(111, 0, 1101))
+    assert told == ["111 registers, were 100", "1101 bytes of shared memory, were 1000"]
+    assert "not in kept.json" in registers.grown("c", cuda.Resources(1, 0, 1))[0]
+    monkeypatch.setattr(jax, "__version__", "0.99")  # whose code is another
+    assert registers.grown("a", cuda.Resources(255, 0, 9000)) == []
+    registers.write({"b": cuda.Resources(50, 0, 7)})
+    assert registers.read() == {"b": (50, 7)}
+
+
+def test_what_is_kept_is_every_kernel_and_no_other():
+    kept = json.loads(registers.BASELINE.read_text())["figures"]
+    names = {name(case) for case in all_cases("cuda")}
+    # older JAX has fewer cases
+    assert names <= set(kept) and (registers.read() is None or names == set(kept))
+    most = max(shared for _, shared in kept.values())
+    assert 0 < most <= cuda.SHARED_BYTES
+
+
 DEVICES = {"tpu": ("tpu", "TPU v5 lite"), "cuda": ("gpu", "NVIDIA H100")}
 
 
@@ -227,3 +253,4 @@ def test_every_kernel_compiles_for_hopper(case):
     assert examine(case, program, "cuda").faults == ()
     taken = cuda.resources(program.as_text())
     assert taken is not None and taken.faults() == ()
+    assert registers.grown(name(case), taken) == []

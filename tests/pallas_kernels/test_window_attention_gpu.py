@@ -122,7 +122,7 @@ def test_tiles_and_shares_hold_all_rows_and_slots_and_fit():
     for model, spec in MODELS.items():
         for width in (1, 2, 7, 16, 64):
             for capacity in (64, 72, 128, 8192):
-                if spec.latent:
+                if spec.latent or spec.dim > gpu_plan.MOST_DIM:
                     continue
                 q, cache = shaped(spec, width, capacity)
                 shapes = shapes_of(q, cache, cache)
