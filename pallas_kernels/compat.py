@@ -97,6 +97,21 @@ def gpu_interpret(*, detect_races: bool = True) -> Any:
     return InterpretGPUParams(detect_races=detect_races)
 
 
+@contextlib.contextmanager
+def without_gpu_races() -> Iterator[None]:
+    """As ``without_races``, for a kernel run inside with ``gpu_interpret``."""
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+    try:
+        yield
+    except Exception as error:
+        if "race" in str(error).lower():
+            raise RaceError(str(error)) from error
+        raise
+    finally:
+        gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
 def gpu_kernel(body: Any, *, interpret: Interpret = False, **options: Any) -> Any:
     """``plgpu.kernel`` by its newer names, which all versions take.
 

@@ -110,6 +110,11 @@ def missing() -> str | None:
 
 def device(name: str) -> Any:
     """A GPU of this kind. It cannot run anything."""
+    return devices(name, 1)[0]
+
+
+def devices(name: str, count: int) -> Any:
+    """Several of one host."""
     from jax.experimental import topologies
 
     _dump_folder()
@@ -118,9 +123,9 @@ def device(name: str) -> Any:
         **dataclasses.asdict(gpu), shared=SHARED_BYTES
     )
     topology = topologies.get_topology_desc(
-        "", platform="cuda", target_config=configuration, topology="1x1x1"
+        "", platform="cuda", target_config=configuration, topology=f"1x1x{count}"
     )
-    return topology.devices[0]
+    return topology.devices
 
 
 def compile_case(case: Case, target: Any) -> Any:

@@ -12,12 +12,11 @@ from pallas_kernels.skinny_matmul import api, gpu
 from pallas_kernels.skinny_matmul.reference import Weight
 from pallas_kernels.skinny_matmul.specs import MODELS
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(
-        compat.VERSION < (0, 12), reason="JAX before 0.12 cannot emulate these kernels"
-    ),
-]
+pytestmark = pytest.mark.timeout(120)
+
+emulated = pytest.mark.skipif(
+    compat.VERSION < (0, 12), reason="JAX before 0.12 cannot emulate these kernels"
+)
 
 CLOSE = {"rtol": 0, "atol": 2e-5}
 """Outputs are of the order of 1."""
@@ -60,6 +59,7 @@ def check(count: int, kind: str, outputs: int, inputs: int) -> None:
     np.testing.assert_allclose(by_kernel(x, weight), exactly(x, weight), **CLOSE)
 
 
+@emulated
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_multiplies_in_shares(kind):
     """The second of which has fewer steps."""
@@ -67,11 +67,13 @@ def test_the_kernel_multiplies_in_shares(kind):
     check(7, kind, 256, 1152)
 
 
+@emulated
 def test_a_weight_may_have_fewer_steps_than_are_on_their_way():
     assert gpu.cut(128, 256) == gpu.Cut(tiles=1, shares=1, each=2, steps=2)
     check(16, "bfloat16", 128, 256)
 
 
+@emulated
 def test_gate_and_up_are_multiplied():
     x, gate, up = (
         rows_of(3, 256),
@@ -86,6 +88,7 @@ def test_gate_and_up_are_multiplied():
     np.testing.assert_allclose(np.asarray(got), wanted, **CLOSE)
 
 
+@emulated
 def test_a_rows_bits_do_not_depend_on_other_rows_or_on_how_many_there_are():
     weight = weight_of("bfloat16", 128, 1024)
     x, others = rows_of(16, 1024), rows_of(16, 1024, seed=9)
@@ -98,6 +101,7 @@ def test_a_rows_bits_do_not_depend_on_other_rows_or_on_how_many_there_are():
     assert np.isnan(mixed[5]).all()
 
 
+@emulated
 def test_scales_of_other_outputs_show():
     x, weight = rows_of(4, 256), weight_of("int8", 128, 256)
     assert weight.scale is not None
@@ -134,6 +138,7 @@ def test_what_it_cannot_take_is_said():
     assert "multiples of 128" in told(Weight(plain.values[:120]))
 
 
+@emulated
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1, 2, 8, 15, 16])
 @pytest.mark.parametrize("kind", KINDS)

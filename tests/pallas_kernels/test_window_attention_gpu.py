@@ -7,8 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import compat, hopper, platforms
+from pallas_kernels.aot import cuda
+from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention import api, gpu, gpu_plan, reference
 from pallas_kernels.window_attention.plan import Options, shapes_of
 from pallas_kernels.window_attention.problems import in_pages, random_call
@@ -98,6 +102,20 @@ def test_a_slot_too_many_or_too_few_shows():
     assert np.isnan(more).any(axis=(1, 2, 3)).all()
     alone = jnp.broadcast_to(jnp.eye(2, dtype=bool), (2, 2, 2))
     assert off_by({"ancestors": alone})[:, 1].max() > 2 * TOLERANCE
+
+
+@emulated
+def test_a_wait_that_is_left_out_shows(monkeypatch):
+    """What the looking for races would see."""
+    spec = dataclasses.replace(SMALL, q_heads=1, kv_heads=1)
+    arrays, options = random_call(
+        spec, lengths=(70,), width=1, capacity=72, dtype=jnp.bfloat16
+    )
+    jax.clear_caches()  # what was traced whole would be run again
+    monkeypatch.setattr(plgpu, "barrier_wait", lambda *_: None)
+    with pytest.raises(compat.RaceError), compat.without_gpu_races():
+        by_kernel(arrays, options, splits=1)
+    jax.clear_caches()
 
 
 def test_shares_of_a_cache_are_merged_as_one_softmax():
@@ -213,6 +231,44 @@ def test_what_a_gpu_refuses_a_tpu_may_take():
         pytest.raises(platforms.NoKernelError, match="no cuda kernel"),
     ):
         jax.eval_shape(run, q, rows, cache)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+def test_on_a_mesh_each_gpu_has_its_rows_and_heads():
+    """Compiled for four H100 that are not there: nothing is gathered."""
+    arrays, options = random_call(
+        MODELS["llama-3-8b"],
+        lengths=(5, 6, 7, 8),
+        width=4,
+        capacity=1024,
+        dtype=jnp.bfloat16,
+    )
+    mesh = Mesh(np.array(cuda.devices("h100", 4)).reshape(2, 2), ("rows", "cols"))
+    rows, cache = PartitionSpec("rows", None, "cols"), PartitionSpec("rows", "cols")
+    lie = {"q": rows, "k": rows, "v": rows, "k_cache": cache, "v_cache": cache}
+    there = {
+        name: None
+        if x is None
+        else jax.ShapeDtypeStruct(
+            x.shape,
+            x.dtype,
+            sharding=NamedSharding(mesh, lie.get(name, PartitionSpec("rows"))),
+        )
+        for name, x in arrays.items()
+    }
+
+    def run(x: dict[str, Any]) -> jax.Array:
+        spread = Spread(mesh, batch="rows", heads="cols")
+        return api.window_attention(
+            **x, **options, spread=spread, implementation="require"
+        )
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(run).lower(there).compile().as_text()
+    (call,) = [line for line in text.splitlines() if '"mosaic_gpu' in line]
+    assert ",2,4,64,128]" in call.split(" custom-call(")[0]  # shares, 2 rows, 4 heads
+    assert "all-gather" not in text
 
 
 @pytest.mark.full
