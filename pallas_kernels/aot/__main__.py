@@ -90,7 +90,7 @@ def _try(
     faults = list(report.faults)
     if taken is not None:
         found[name] = taken
-        faults += taken.faults()
+        faults += [*taken.faults(), *cuda.unfenced()]
         faults += [] if write else registers.grown(name, taken)
     row = (
         report.calls,

@@ -169,6 +169,33 @@ def resources(program: str) -> Resources | None:
     )
 
 
+def unfenced() -> list[str]:
+    """What is out of order in the kernels that were compiled last, and first then."""
+    return [
+        fault
+        for path in _dump_folder().glob("*.ptx")
+        for fault in unfenced_products(path.read_text())
+    ]
+
+
+def unfenced_products(ptx: str) -> list[str]:
+    """Products that may read shared memory before what threads wrote has reached it.
+
+    Matrix units read it by another way than threads write it: a fence must stand
+    between. Emulation does not show one that is missing. Lines are taken as they stand,
+    so a store behind a branch counts as well.
+    """
+    found, stored = [], False
+    for number, line in enumerate(ptx.splitlines(), 1):
+        if "st.shared" in line or "stmatrix" in line:
+            stored = True
+        elif "fence.proxy.async" in line:
+            stored = False
+        elif stored and "wgmma.mma_async" in line:
+            found.append(f"no fence before the product in line {number}")
+    return found
+
+
 def registers_of(ptxas: str) -> tuple[int, int]:
     """Registers and spilled bytes, from what ptxas says of a kernel."""
     stored = _number(r"(\d+) bytes spill stores", ptxas)

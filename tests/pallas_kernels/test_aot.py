@@ -133,6 +133,16 @@ def test_spills_and_too_much_shared_memory_are_faults():
     assert "shared memory" in cuda.Resources(64, 0, 228 << 10).faults()[0]
 
 
+def test_a_product_that_reads_what_no_fence_has_let_through_is_found():
+    store, fence = "st.shared.b32 [%r1], %r2;", "fence.proxy.async.shared::cta;"
+    product = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%f1};"
+    stores = (store, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2};")
+    assert cuda.unfenced_products(f"{product}\n{store}\n{fence}\n{product}") == []
+    for one in stores:
+        (told,) = cuda.unfenced_products(f"{fence}\n{one}\n{product}\n{fence}")
+        assert "line 3" in told
+
+
 def test_a_kernel_that_was_compiled_before_keeps_its_figures(tmp_path, monkeypatch):
     """ptxas runs once for each; a program may have several."""
     monkeypatch.setattr(cuda, "_dump_folder", lambda: tmp_path)
@@ -253,4 +263,5 @@ def test_every_kernel_compiles_for_hopper(case):
     assert examine(case, program, "cuda").faults == ()
     taken = cuda.resources(program.as_text())
     assert taken is not None and taken.faults() == ()
+    assert cuda.unfenced() == []
     assert registers.grown(name(case), taken) == []
