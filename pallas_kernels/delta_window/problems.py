@@ -48,7 +48,10 @@ def ancestor_masks(width: int, batch: int) -> np.ndarray:
 
 @dataclasses.dataclass
 class Problem:
-    """One call's arrays, in float32: a state, and a window on it."""
+    """One call's arrays, in float32: a state, and a window on it.
+
+    They are numpy's, so that a test may spoil some of them.
+    """
 
     spec: DeltaSpec
     width: int
@@ -57,16 +60,20 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.draw = np.random.default_rng(self.seed)
-        spec, width = self.spec, self.width
+        spec = self.spec
         self.state = self.normal(spec.heads, spec.key_dim, spec.value_dim)
-        self.window = Window(
-            q=self.normal(width, spec.key_heads, spec.key_dim)
-            / np.float32(spec.key_dim**0.5),
-            k=self.keys(width),
-            v=self.normal(width, spec.heads, spec.value_dim),
-            log_decay=self.decay(width),
-            beta=self.rates(width) if spec.delta else None,
-            ancestors=ancestor_masks(width, self.batch),
+        self.window: Any = Window(*self._window())
+
+    def _window(self) -> tuple[Any, ...]:
+        spec, width = self.spec, self.width
+        q = self.normal(width, spec.key_heads, spec.key_dim)
+        return (
+            q / np.float32(spec.key_dim**0.5),
+            self.keys(width),
+            self.normal(width, spec.heads, spec.value_dim),
+            self.decay(width),
+            self.rates(width) if spec.delta else None,
+            ancestor_masks(width, self.batch),
         )
 
     def normal(self, *sizes: int) -> np.ndarray:

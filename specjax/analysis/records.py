@@ -131,7 +131,9 @@ def record(
         rounds=len(completion.rounds),
         drafted=completion.drafted,
         accepted=completion.accepted,
-        accepted_by_position=completion.accepted_by_position(arm.k),
+        accepted_by_position=completion.accepted_by_position(
+            arm.engine.drafter.max_depth
+        ),
         tau=completion.tau,
         alpha=completion.alpha,
         c_draft=costs.c_draft,

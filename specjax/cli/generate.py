@@ -189,13 +189,14 @@ class Generate:
         broken = completion.finish_reason is FinishReason.NAN
         if broken:
             print_error("the model's own logits are not finite: its weights are broken")
+        stats = self._stats(completion, generation.times, engine.drafter.max_depth)
         if self.json:
-            print(json.dumps(self._as_json(completion, generation.times)))
+            print(json.dumps(self._as_json(completion, stats)))
             return 1 if broken else 0
         print(stream.finish(completion), flush=True)
         if completion.logprobs is not None:
             console.print(logprob_table(completion, tokenizer))
-        self._print_stats(completion, generation.times)
+        self._print_stats(completion, stats)
         return 1 if broken else 0
 
     def _check(self) -> None:
@@ -246,13 +247,13 @@ class Generate:
             )
         return self.logprobs
 
-    def _as_json(self, completion: Completion, times: Times) -> dict[str, Any]:
+    def _as_json(self, completion: Completion, stats: dict[str, Any]) -> dict[str, Any]:
         fields = {
             "prompt_ids": list(completion.prompt_ids),
             "ids": list(completion.ids),
             "text": completion.text,
             "finish_reason": completion.finish_reason.name.lower(),
-            "stats": self._stats(completion, times),
+            "stats": stats,
         }
         if completion.logprobs is not None:
             fields["logprobs"] = [
@@ -261,7 +262,9 @@ class Generate:
             ]
         return fields
 
-    def _stats(self, completion: Completion, times: Times) -> dict[str, Any]:
+    def _stats(
+        self, completion: Completion, times: Times, max_depth: int
+    ) -> dict[str, Any]:
         depth = drafting.spec_of(self.drafter).depth(self.k, self.draft)
         tokens = len(completion.ids)
         return {
@@ -272,7 +275,7 @@ class Generate:
             "rounds": len(completion.rounds),
             "drafted": completion.drafted,
             "accepted": completion.accepted,
-            "accepted_by_position": completion.accepted_by_position(depth),
+            "accepted_by_position": completion.accepted_by_position(max_depth),
             "tau": completion.tau,
             "alpha": completion.alpha,
             "prefill_seconds": times.prefill,
@@ -290,8 +293,7 @@ class Generate:
             "sizes, and of more it cannot be asked"
         )
 
-    def _print_stats(self, completion: Completion, times: Times) -> None:
-        s = self._stats(completion, times)
+    def _print_stats(self, completion: Completion, s: dict[str, Any]) -> None:
         alpha = f"{s['alpha']:.2f}" if s["drafted"] else "–"
         if s["rule"].startswith("lossy"):
             told = f"--rule {s['rule']}: these tokens need not be the model's own"

@@ -68,7 +68,10 @@ class Completion:
         return alpha(self.accepted, self.drafted)
 
     def accepted_by_position(self, depth: int) -> list[int]:
-        """Rounds that accepted a draft at depth ``i + 1``, for each ``i < depth``."""
+        """Rounds that accepted a draft at depth ``i + 1``, for each ``i < depth``.
+
+        ``depth``: the drafter's ``max_depth``.
+        """
         return [sum(r.accepted > i for r in self.rounds) for i in range(depth)]
 
     @property

@@ -205,6 +205,6 @@ def check_depth(head: Any, what: str, depth: Any) -> None:
     count = getattr(head, "num_heads", None)
     if isinstance(count, int) and isinstance(depth, int) and depth > count:
         raise ValueError(
-            f"{what} {depth}: there are {count} heads, one a draft, so {what} is "
-            f"{count} at most"
+            f"{what} {depth}: there are {count} heads, one a draft, so "
+            f"{count} is the most"
         )

@@ -23,6 +23,7 @@ from flax import struct
 from jaxtyping import Array
 
 from specjax.decoding.interfaces import ProposalLaw, Tap
+from specjax.decoding.pairs import PairError
 from specjax.decoding.types import Acceptance, Context, Proposal, Verdict, Window
 from specjax.drafters.past_outputs import PastOutputs
 from specjax.drafters.suffix_counts import (
@@ -173,7 +174,8 @@ class Suffix(struct.PyTreeNode):
 def _check_size(size: int, places: int, nodes: int) -> None:
     """Counts and places are ordered as one integer."""
     if (places + 2) * max(nodes, 1) * size >= MOST:
-        raise ValueError(
-            f"places = {places} of a text of {size} tokens, with {nodes} nodes, are "
-            "too many to order: lower places"
+        raise PairError(
+            f"suffix drafts of k = {nodes} nodes, from {places} places (places) of a "
+            f"text of up to {size} tokens, are too many to order: lower k, places or "
+            "the capacity"
         )

@@ -79,6 +79,18 @@ def test_what_is_no_drafter_is_refused_with_what_is_missing(
     assert result.status == 2 and told.format(file=file) in result.err, result.err
 
 
+def test_what_a_drafter_cannot_hold_is_told_in_a_line(run, model):
+    given = ("generate", "--model", model, "--prompt", "abab", "--max-tokens", 4)
+    result = run(*given, "--drafter", "suffix-tree", "--k", 100000)
+    assert result.status == 2 and "lower k, places or the capacity" in result.err
+    result = run(*given, "--drafter", "suffix", "--k", 2 * 10**9, "--json")
+    # behind a match of one token a suffix tree leaves so many
+    assert len(result.json["stats"]["accepted_by_position"]) == 23
+    tree = (f"dynamic-tree:{model}", "--draft-top-k", 300, "--k", 1)
+    result = run(*given, "--drafter", *tree)
+    assert result.status == 2 and "a vocabulary of 256 has 256" in result.err
+
+
 def test_the_version(run):
     result = run("--version")
     assert result.status == 0 and result.out.startswith("specjax 0.")

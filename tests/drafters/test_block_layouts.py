@@ -163,6 +163,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"target_layer_ids": None}, "target_layer_ids"),
     ("dflash", {"mask_token_id": 61}, "mask_token_id"),
     ("dflash", {"block_size": 1}, "block_size"),
+    ("dflash", {"block_size": 10**9}, "block_size"),
     ("dflash", {"block_size": 5, "dflash_config": {"block_size": 4}}, "block_size"),
     ("dflash", {"is_causal": True, "causal": False}, "causal"),
     ("dflash", {"is_causal": False, "sliding_window": 4}, "sliding_window"),

@@ -146,6 +146,16 @@ def test_taps_that_nobody_names_are_the_usual_ones(targets, tmp_path):
         ("eagle3", {IDS: [0, 1, 2]}, f"'{IDS}'.*contradicts"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden"),
         ("eagle3", {"eagle_config": {IDS: [1, 2, 3], "odd": 1}}, "'odd'"),
+        (
+            "eagle3_normfc",
+            {"norm_before_fc": True, "eagle_config": {"norm_before_fc": False}},
+            "'norm_before_fc'.*contradicts",
+        ),
+        (
+            "eagle3",
+            {"eagle_config": {IDS: [1, 2, 3], "norm_before_fc": "no"}},
+            "'norm_before_fc'.*true or false",
+        ),
         ("eagle3", {"draft_vocab_size": None}, "'draft_vocab_size'.*missing"),
         ("eagle3", {"num_hidden_layers": 2}, "'num_hidden_layers'.*midlayer is one"),
         ("eagle3", {"norm_output": False}, "'norm_output'.*recycled_hidden"),

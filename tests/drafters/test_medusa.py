@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -32,6 +33,7 @@ from specjax.models.build import WeightType
 from specjax.models.linear import Linear
 from specjax.testing.conformance import check_drafter
 from specjax.testing.drafter_parity.check import check_drafter_parity
+from specjax.testing.parity_arrays import OracleError
 from specjax.testing.toys import toy_llama
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -296,3 +298,22 @@ def test_conformance(tree):
     drafter = MedusaTree(heads, full((4, 1))) if tree else MedusaChain(heads, 2)
     widths = (drafter.max_nodes + 1,)
     check_drafter(drafter, toy, Coupled(), widths=widths).assert_ok()
+
+
+@pytest.mark.parametrize(
+    ("meta", "absent", "told"),
+    [
+        ('{"target": 5}', "", "meta.json should say which target.*target is 5"),
+        ("[]", "", "meta.json should say which target"),
+        ('{"target": "nobody"}', "", "'nobody', and .* is no directory"),
+        ('{"target": "llama"}', "accepted", r"oracle\.npz has no accepted"),
+    ],
+)
+def test_an_oracle_that_is_not_whole_says_what_is_missing(tmp_path, meta, absent, told):
+    shutil.copytree(ORACLES / "medusa", tmp_path / "medusa")
+    (tmp_path / "medusa/meta.json").write_text(meta)
+    with np.load(ORACLES / "medusa/oracle.npz") as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != absent}
+    np.savez(tmp_path / "medusa/oracle.npz", **kept)
+    with pytest.raises(OracleError, match=told):
+        check_drafter_parity(tmp_path / "medusa", DATA / "oracles")

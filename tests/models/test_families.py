@@ -349,6 +349,7 @@ CONTRADICTIONS = [
     ("nemotron_h", {"num_hidden_layers": 5}, "num_hidden_layers"),
     ("glm_moe_dsa", {"index_topk_pattern": "FF"}, "index_topk_pattern"),
     ("llama", {"rope_scaling": YARN, "rope_parameters": {"factor": 2.0}}, "rope_sc"),
+    ("llama", {"rope_theta": 1e5, "rope_scaling": {"rope_theta": 5.0}}, "rope_theta"),
     ("qwen3_5", {"hidden_size": 5}, "hidden_size"),
 ]
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.pairs import PairError
 from specjax.decoding.types import ANCHOR, Proposal
 from specjax.decoding.windows import ancestor_mask
 
@@ -175,7 +176,10 @@ def _most_probable(
 ) -> tuple[Float[Array, "*rows k"], Int[Array, "*rows k"]]:
     vocab = log_probs.shape[-1]
     if not 1 <= k <= vocab:
-        raise ValueError(f"k = {k}: a vocabulary of {vocab} has 1 to {vocab} children")
+        raise PairError(
+            f"top_k = {k} children of a node: a vocabulary of {vocab} has {vocab} at "
+            "most"
+        )
     values, tokens = jax.lax.top_k(_log_probs(log_probs), k)
     return values, tokens
 

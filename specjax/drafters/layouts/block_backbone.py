@@ -190,7 +190,14 @@ def read_causal(own: Fields) -> Callable[[str], bool]:
 
 
 def check_windows(fields: Fields, found: Layers, block_size: int) -> None:
-    """A window shorter than the block would also have to end ahead of a row."""
+    """A window shorter than the block would also have to end ahead of a row; and a
+    block must fit the positions that the head was made for.
+    """
+    positions = found.max_positions
+    if positions is not None and block_size > positions:
+        raise fields.error(
+            "block_size", f"{block_size} is more than {positions} positions"
+        )
     for config, causal in zip(found.attention, found.causal, strict=True):
         if config.reach is not None and not causal and config.reach < block_size:
             raise fields.error(

@@ -102,10 +102,7 @@ def read_head(
         )
     wide, recycled = len(taps) * size, _recycled(style, own)
     by_tap = own.boolean("fc_norm", False)
-    fused = own.boolean(
-        "norm_before_fc",
-        bool((own.mapping("eagle_config") or {}).get("norm_before_fc")),
-    )
+    fused = _fused(own)
     vocabulary, head = _output(own, hidden, make, host)
     embedding = read_embedding(hidden, fields, make, host)
     return Eagle3Head(
@@ -141,6 +138,17 @@ def _first(
         feedforward=read_feedforward(name, found, make),
         residual_normed=residual_normed,
     )
+
+
+def _fused(own: Fields) -> bool:
+    """Whether all taps are normed together, as either of two places may say."""
+    nested = Fields(own.mapping("eagle_config") or {}, "eagle_config")
+    name = "norm_before_fc"
+    inner = nested.boolean(name, False)
+    outer = own.boolean(name, inner)
+    if nested.has(name) and outer != inner:
+        raise own.error(name, f"contradicts eagle_config: {outer} and {inner}")
+    return outer
 
 
 def _taps(style: Style, own: Fields, host: Host) -> tuple[int, ...]:

@@ -52,6 +52,10 @@ def rope_settings(fields: Fields, *, partial: bool = False) -> RopeSettings:
     )
     if new is not None and old is not None:
         _same_scaling(fields, old, settings, theta, share)
+    if fields.has("rope_theta") and theta != settings.theta:
+        raise fields.error(
+            "rope_theta", f"{theta} contradicts {_name(new)}: {settings.theta}"
+        )
     if settings.partial > 1 or (settings.partial < 1 and not partial):
         most = "more than 1" if partial else "not implemented here (only 1 is)"
         raise fields.error("partial_rotary_factor", f"{settings.partial} is {most}")

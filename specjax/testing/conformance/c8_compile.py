@@ -8,11 +8,16 @@ from typing import Any
 import jax
 
 from specjax.decoding.loop import prefill_chunk, run_rounds
+from specjax.models.mixers.short_conv import ShortConvState
+from specjax.models.recurrence.layer import LayerState
 from specjax.testing.conformance.case import Case, record
 from specjax.testing.conformance.hlo import host_calls, rewrites
 
 LARGE = 1000
 """Numbers of an array whose copy would be worth finding."""
+
+RECURRENT = (LayerState, ShortConvState)
+"""States that every round rewrites as a whole."""
 
 
 def nothing_is_traced_after_warm_up(case: Case) -> str:
@@ -79,7 +84,8 @@ def the_loop_copies_no_state(case: Case) -> str:
     text = lowered.compile().as_text()
     assert text is not None
     states = (state.target, state.drafter)
-    shapes = {x.shape for x in jax.tree.leaves(states) if _is_cache(x)}
+    parts = jax.tree.leaves(states, is_leaf=lambda x: isinstance(x, RECURRENT))
+    shapes = {x.shape for x in parts if isinstance(x, jax.Array) and _is_cache(x)}
     found = rewrites(text, shapes)
     if found:
         raise AssertionError(
@@ -93,7 +99,8 @@ def the_loop_copies_no_state(case: Case) -> str:
 
 
 def _is_cache(x: jax.Array) -> bool:
-    """Large, and not a recurrent state, which every round rewrites as a whole."""
+    """Large and long. A recurrent layer's state, which every round rewrites as a whole,
+    is left out before: the inputs of its convolution may be as large."""
     return x.ndim >= 3 and x.size >= LARGE and max(x.shape) >= 128
 
 

@@ -142,7 +142,9 @@ def _target_of(path: Path, folder: str | Path | None) -> Path:
     file, targets = path / "meta.json", Path(folder)
     try:
         name = json.loads(file.read_text(encoding="utf-8"))["target"]
-    except (OSError, ValueError, KeyError) as error:
+        if not isinstance(name, str):
+            raise ValueError(f"target is {name!r}, and a name is needed")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise OracleError(
             f'{file} should say which target the drafter is for ({{"target": "llama"}})'
             f": {error}"
@@ -158,8 +160,10 @@ def _target_of(path: Path, folder: str | Path | None) -> Path:
 def scene(oracle: Mapping[str, np.ndarray], path: Path, which: str = "") -> list[int]:
     """What the target has read when the second round begins."""
     drafts = oracle.get(f"{which}round1_ids", oracle.get("draft1"))
-    if drafts is None or "prompt_ids" not in oracle:
-        raise OracleError(f"{path / FILE} has no prompt_ids, or no drafts of a round 1")
+    missing = [n for n in ("prompt_ids", "first_token", "accepted") if n not in oracle]
+    if drafts is None or missing:
+        what = missing[0] if missing else "drafts of a round 1 (round1_ids or draft1)"
+        raise OracleError(f"{path / FILE} has no {what}")
     accepted = drafts[: int(oracle["accepted"])].tolist()
     return [*oracle["prompt_ids"].tolist(), int(oracle["first_token"]), *accepted]
 
