@@ -14,10 +14,20 @@ from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request, RequestError
 from specjax.decoding.trees import full
 from specjax.decoding.types import FinishReason
-from specjax.drafters import DraftModel, DraftTree, NGram, NullDrafter
+from specjax.drafters import (
+    DRAFTERS,
+    DrafterOptions,
+    DraftModel,
+    DraftTree,
+    HeadChain,
+    NGram,
+    NullDrafter,
+)
 from specjax.drafters.draft_tree import Siblings
 from specjax.drafters.drawing import Pick
 from specjax.testing.markov import markov
+from specjax.testing.toy_blocks import toy_block
+from specjax.testing.toy_mtp import toy_mtp
 from specjax.testing.toys import toy_hybrid, toy_llama
 
 OPTIONS = EngineOptions(rounds_per_call=2, prefill_width=4)
@@ -50,6 +60,19 @@ def table_engine(**changes) -> Engine:
         "options": OPTIONS,
     }
     return Engine(**parts | changes)
+
+
+def mtp_engine() -> Engine:
+    toy = toy_hybrid()
+    drafter = HeadChain(toy_mtp(toy)[0], 3, pick=Pick.DRAWN)
+    return Engine(toy.decoder, drafter, Block(), OPTIONS)
+
+
+def block_engine() -> Engine:
+    target = toy_llama().decoder
+    part = toy_block("dflash", target)
+    drafter = DRAFTERS["dflash"].build(DrafterOptions(k=3, part=part))
+    return Engine(target, drafter, Coupled(), OPTIONS)
 
 
 def decode(generation) -> Generation:
@@ -127,6 +150,8 @@ MORE = {
         ),
         requests(min_p=0.05),
     ),
+    "hybrid, its MTP head, drawn": lambda: (mtp_engine(), requests(temperature=1.0)),
+    "llama, a block head": lambda: (block_engine(), requests()),
     "hybrid, tree, without replacement": lambda: (
         Engine(
             toy_hybrid().decoder,
