@@ -83,7 +83,9 @@ def without(slot):
     return cut
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(n, marks=pytest.mark.full) for n in NAMES[1:])]
+)
 def test_every_wire_that_is_cut_shows(name, target):
     part, oracle = load_part(ORACLES / name, target).part, oracle_of(name)
     first, second = error(part, oracle)

@@ -38,6 +38,7 @@ def test_stopping_early_changes_no_token_and_drafts_less(temperature, rule):
     assert drafted[0] > drafted[1] > 0
 
 
+@pytest.mark.full
 def test_what_is_still_drafted_is_kept_more_often():
     noisy = markov(1, 12, 0.5)
     alphas = [

@@ -66,6 +66,7 @@ def test_the_tokens_are_the_references(name, method):
     assert all(c.rounds[0].drafted == nodes for c in got)
 
 
+@pytest.mark.full
 def test_a_tree_of_one_branch_is_the_chain_and_a_wide_one_holds_it():
     toy = toy_llama(num_hidden_layers=1)
     (head,) = toy_mtp(toy)

@@ -44,8 +44,11 @@ def test_a_configuration_that_cannot_be_is_refused_by_name(change, told):
 
 def test_new_and_old_spellings_of_theta():
     assert config(GOOD | {"rope_theta": 5.0}).blocks[0].mixer.rope.theta == 5.0
-    new = GOOD | {"rope_parameters": {"rope_theta": 7.0}, "rope_theta": 5.0}
+    new = GOOD | {"rope_parameters": {"rope_theta": 7.0}}
     assert config(new).blocks[0].mixer.rope.theta == 7.0
+    assert config(new | {"rope_theta": 7.0}) == config(new)
+    with pytest.raises(ConfigError, match=r"'rope_theta'.*5.0 contradicts rope_par"):
+        config(new | {"rope_theta": 5.0})
 
 
 def test_a_field_that_is_absent_takes_the_familys_default_and_null_means_none():

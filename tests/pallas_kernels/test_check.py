@@ -14,7 +14,11 @@ ONE = ("--interpret", "--quick", "--only")
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "name", ["skinny_matmul/small-up-int4-gated", "delta_window/nemotron-h-8b/ring"]
+    "name",
+    [
+        "skinny_matmul/small-up-int4-gated",
+        pytest.param("delta_window/nemotron-h-8b/ring", marks=pytest.mark.full),
+    ],
 )
 def test_a_kernel_that_is_right_passes(name, tmp_path, capsys):
     out = tmp_path / "lines.jsonl"

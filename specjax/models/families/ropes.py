@@ -1,7 +1,7 @@
 """Rotary settings, in the old spelling and in the new.
 
 Old: ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` beside each other.
-New: all of them in ``rope_parameters``, which comes first where both are there.
+New: all of them in ``rope_parameters``. Where both are there they must agree.
 """
 
 from __future__ import annotations
