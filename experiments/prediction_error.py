@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import tyro
 from prediction import cases as real
 from prediction import planted, report
@@ -195,17 +196,26 @@ def predict(options: Options) -> None:
 
 
 def measure(options: Options) -> None:
-    """The second process."""
-    runs, judged = [], []
+    """The second process. What is measured is written group by group."""
+    runs: list[dict[str, Any]] = []
+    judged: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        write(options, "measured", planted=runs, cases=judged)
+        # dozens of compiled engines meet the system's limit on memory mappings
+        jax.clear_caches()
+
     with telling("measuring") as step:
         for cells in options.groups:
             group = f"{cells[0].dtype} B={cells[0].batch}"
+            step(group)
             loaded = load(options.model, WeightType(cells[0].dtype))
             rows = texts(options, loaded.tokenizer, end=False, rows=cells[0].batch)
             for run in planted.measured(
                 loaded.decoder, cells, rows, options.context, options.repeats, step
             ):
                 runs.append(run | {"group": group})
+            keep()
         for text in options.cases:
             judged += real.measured(
                 real.Case.of(text),
@@ -214,7 +224,7 @@ def measure(options: Options) -> None:
                 options.repeats,
                 step,
             )
-    write(options, "measured", planted=runs, cases=judged)
+            keep()
 
 
 def write(options: Options, what: str, **kept: Any) -> None:
