@@ -39,7 +39,7 @@ class Check:
     run: Callable[..., Any]
     """Of an implementation and the arguments: an array, or a tree of them."""
     arguments: tuple[Any, ...]
-    """The first is a floating array of which nothing large depends."""
+    """The first is a small floating array, or ``carried``."""
     tolerance: float
     """On the largest difference from the reference."""
     bytes: int
@@ -47,6 +47,9 @@ class Check:
     family: str
     """What differs from this one in the window's width only has the same."""
     width: int
+    carried: Callable[[Any], jax.Array] | None = None
+    """The output that the next call takes for its first argument, where a call writes
+    that in place; ``None``: the first argument is small, and read only."""
 
 
 class Planned(NamedTuple):
@@ -108,6 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             with options.out.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    if without == len(planned):
+        print("no check has a kernel here: nothing was shown")
+        return 2
     told = f"{wrong} wrong" if wrong else "all that ran agree with the reference"
     print(told + (f"; {without} have no kernel here" if without else ""))
     return int(wrong > 0)
@@ -158,14 +164,18 @@ def _run(
     )
     if speed is None:
         return result
-    kernel = measure.seconds_of(by(implementation), check.arguments)
+    kernel = measure.seconds_of(
+        by(implementation), check.arguments, carried=check.carried
+    )
     if check.width == 1:
         single[check.family] = kernel
     one = single.get(check.family)
     return dataclasses.replace(
         result,
         kernel_seconds=kernel,
-        reference_seconds=measure.seconds_of(by("reference"), check.arguments),
+        reference_seconds=measure.seconds_of(
+            by("reference"), check.arguments, carried=check.carried
+        ),
         over_floor=kernel * speed / check.bytes,
         over_one_row=None if one is None else kernel / one,
     )

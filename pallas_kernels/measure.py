@@ -14,22 +14,32 @@ REPEATS = 5
 
 
 def seconds_of(
-    function: Callable[..., Any], arguments: tuple[Any, ...], calls: int = 64
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    calls: int = 64,
+    *,
+    carried: Callable[[Any], jax.Array] | None = None,
 ) -> float:
     """Median time of one call, of several that wait for each other on the device.
 
     The calls stand in one program, so that the time to launch one does not count. Each
-    takes its first array with nothing added: what is added is 0, which the compiler
-    cannot know. All that a call returns is worked out whole.
+    takes its first array, which should be small, with nothing added: what is added is
+    0, which the compiler cannot know. Where a call writes its first array in place,
+    ``carried`` picks the new one from what it returns, and the next call takes that:
+    the old one would have to be copied. All that a call returns is worked out whole.
     """
 
-    def chain(first: jax.Array, rest: tuple[Any, ...]) -> jax.Array:
-        def one(_: jax.Array, x: jax.Array) -> jax.Array:
-            outs = jax.lax.optimization_barrier(jax.tree.leaves(function(x, *rest)))
-            firsts = [jnp.ravel(out)[0].astype(jnp.float32) for out in outs]
-            return x + (jnp.stack(firsts).sum() * 0).astype(x.dtype)
+    def chain(first: jax.Array, rest: tuple[Any, ...]) -> Any:
+        def one(_: jax.Array, before: Any) -> Any:
+            x, total = before
+            outs = jax.lax.optimization_barrier(function(x, *rest))
+            leaves = jax.tree.leaves(outs)
+            seen = jnp.stack([jnp.ravel(out)[0].astype(jnp.float32) for out in leaves])
+            add = (seen.sum() * 0).astype(x.dtype)
+            after = x + add if carried is None else carried(outs)
+            return after, total + seen.sum()
 
-        return jax.lax.fori_loop(0, calls, one, first)
+        return jax.lax.fori_loop(0, calls, one, (first, jnp.float32(0)))
 
     first, *rest = arguments
     run = jax.jit(chain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,18 +35,30 @@ def make_checks(*, quick: bool, seed: int) -> Iterator[Planned]:
             yield Planned(f"{name}/{part}-B{batch}-W{width}", make)
 
 
+class Part(NamedTuple):
+    """One of the things that the kernel does."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    passes: int
+    """Over the state: to read it, or to read and write it."""
+    carried: Callable[[Any], jax.Array] | None = None
+
+
 def _check(name: str, part: str, batch: int, width: int, seed: int) -> Check:
     problem = Problem(MODELS[name], width, batch, seed)
-    function, rest, passes = PARTS[part](problem)
+    made = PARTS[part](problem)
+    small = nbytes(made.arguments) - nbytes(problem.state)
     return Check(
         operation="delta_window",
         name=f"{name}/{part}-B{batch}-W{width}",
-        run=functools.partial(_run, function),
-        arguments=jax.tree.map(jnp.asarray, (problem.state, *rest)),
+        run=functools.partial(_run, made.function),
+        arguments=jax.tree.map(jnp.asarray, made.arguments),
         tolerance=TOLERANCE,
-        bytes=passes * nbytes(problem.state) + nbytes(rest),
+        bytes=made.passes * nbytes(problem.state) + small,
         family=f"{name}/{part}-B{batch}",
         width=width,
+        carried=made.carried,
     )
 
 
@@ -54,34 +66,36 @@ def _run(function: Callable[..., Any], by: Implementation, *arguments: Any) -> A
     return function(*arguments, implementation=by)
 
 
-def _window(state: jax.Array, window: Any, *past: Any, implementation: Any) -> Any:
-    q, k, v, decay, beta, mask = window
+def _window(
+    q: jax.Array, state: jax.Array, window: Any, *past: Any, implementation: Any
+) -> Any:
+    k, v, decay, beta, mask = window
     return api.delta_window(
         q, k, v, decay, beta, state, mask, *past, implementation=implementation
     )
 
 
-def _verify(problem: Problem) -> tuple[Any, tuple[Any, ...], int]:
-    return _window, (problem.window,), 1
+def _verify(problem: Problem) -> Part:
+    q, *window = problem.window
+    return Part(_window, (q, problem.state, window), 1)
 
 
-def _ring(problem: Problem) -> tuple[Any, tuple[Any, ...], int]:
+def _ring(problem: Problem) -> Part:
     num = np.asarray([SLOTS - 5 * (b % 4) for b in range(problem.batch)], np.int32)
     path = np.broadcast_to(np.arange(SLOTS, dtype=np.int32), (problem.batch, SLOTS))
     records = spoilt(problem.records(SLOTS, jnp.bfloat16), path, num)
-    return _window, (problem.window, records, num), 1
+    q, *window = problem.window
+    return Part(_window, (q, problem.state, window, records, num), 1)
 
 
-def _commit(problem: Problem) -> tuple[Any, tuple[Any, ...], int]:
+def _commit(problem: Problem) -> Part:
     path, num = problem.paths(problem.width)
-    return (
-        api.delta_commit,
-        (spoilt(problem.records(problem.width), path, num), path, num),
-        2,
-    )
+    records = spoilt(problem.records(problem.width), path, num)
+    arguments = (problem.state, records, path, num)
+    return Part(api.delta_commit, arguments, 2, carried=lambda state: state)
 
 
-def _both(problem: Problem) -> tuple[Any, tuple[Any, ...], int]:
+def _both(problem: Problem) -> Part:
     path, num = problem.paths(problem.width)
     records = spoilt(problem.records(problem.width), path, num)
 
@@ -91,7 +105,8 @@ def _both(problem: Problem) -> tuple[Any, tuple[Any, ...], int]:
             state, *before, *window, implementation=implementation
         )
 
-    return run, (records, path, num, problem.window), 2
+    arguments = (problem.state, records, path, num, problem.window)
+    return Part(run, arguments, 2, carried=lambda found: found[2])
 
 
 PARTS = {"verify": _verify, "ring": _ring, "commit": _commit, "both": _both}

@@ -64,18 +64,7 @@ def window_attention(
         shared=shared,
         with_lse=sinks is not None,
     )
-
-    def kernel(run: Callable[..., jax.Array], against: str | None) -> platforms.Kernel:
-        by_device = functools.partial(run, options=options)
-        if spread is not None:
-            by_device = _on_each_device(
-                by_device, spread, q, k_cache, table is not None
-            )
-        return platforms.Kernel(by_device, against)
-
     call, narrowed = (q, k_cache, v_cache, table), chosen is not None
-    against_tpu = refusal(*call, narrowed=narrowed)
-    against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed)
     return platforms.choose(
         OPERATION,
         (
@@ -92,12 +81,32 @@ def window_attention(
             table,
         ),
         reference=functools.partial(_reference, chosen=chosen, options=options),
-        kernels={
-            "tpu": kernel(tpu.window_attention, against_tpu),
-            "cuda": kernel(gpu.window_attention, against_gpu),
-        },
+        kernels=_kernels(call, options, spread, narrowed=narrowed),
         implementation=implementation,
     )
+
+
+def _kernels(
+    call: tuple[jax.Array, jax.Array, jax.Array, jax.Array | None],
+    options: Options,
+    spread: Spread | None,
+    *,
+    narrowed: bool,
+) -> dict[platforms.Platform, platforms.Kernel]:
+    """By platform, with what each has against queries, caches and table."""
+    q, k_cache, _, table = call
+
+    def kernel(run: Callable[..., jax.Array], against: str | None) -> platforms.Kernel:
+        run = functools.partial(run, options=options)
+        if spread is not None:
+            run = _on_each_device(run, spread, q, k_cache, table is not None)
+        return platforms.Kernel(run, against)
+
+    against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed)
+    return {
+        "tpu": kernel(tpu.window_attention, refusal(*call, narrowed=narrowed)),
+        "cuda": kernel(gpu.window_attention, against_gpu),
+    }
 
 
 def _reference(

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import check, platforms
+from pallas_kernels import check, measure, platforms
 from pallas_kernels.window_attention import checks
 
 ONE = ("--interpret", "--quick", "--only")
@@ -58,12 +60,20 @@ def test_what_has_no_kernel_here_is_said_and_not_counted_as_wrong(monkeypatch, c
 
         return dataclasses.replace(plan.make(), run=run)
 
-    planned = [check.Planned(plan.name, refused)]
+    def right() -> check.Check:
+        made = plan.make()
+        return dataclasses.replace(made, run=lambda by, *x: made.run("reference", *x))
+
+    planned = [check.Planned(plan.name, make) for make in (refused, right)]
     monkeypatch.setattr(check, "_planned", lambda *_: planned)
     assert check.main(["--interpret"]) == 0
     told = capsys.readouterr().out
     assert f"window_attention/{plan.name}: no cuda kernel takes this: too odd" in told
     assert "1 have no kernel here" in told
+    # a run in which nothing was compared has shown nothing
+    monkeypatch.setattr(check, "_planned", lambda *_: planned[:1])
+    assert check.main(["--interpret"]) == 2
+    assert "nothing was shown" in capsys.readouterr().out
 
 
 def test_without_a_device_or_a_check_of_that_name_it_says_so(capsys):
@@ -72,3 +82,20 @@ def test_without_a_device_or_a_check_of_that_name_it_says_so(capsys):
     with pytest.raises(SystemExit):
         check.main([*ONE, "no such check"])
     assert "no check has 'no such check' in its name" in capsys.readouterr().err
+
+
+def test_calls_that_are_timed_go_on_from_what_they_have_written():
+    started = []
+
+    def step(x, y):
+        jax.debug.callback(lambda value: started.append(float(value)), x[0])
+        return {"new": x + y, "else": y}
+
+    arguments = (jnp.zeros(2), jnp.ones(2))
+    assert measure.seconds_of(step, arguments, 3, carried=lambda out: out["new"]) > 0
+    jax.effects_barrier()
+    assert set(started) == {0.0, 1.0, 2.0}
+    started.clear()
+    assert measure.seconds_of(step, arguments, 3) > 0
+    jax.effects_barrier()
+    assert set(started) == {0.0}

@@ -177,8 +177,7 @@ def _most_probable(
     vocab = log_probs.shape[-1]
     if not 1 <= k <= vocab:
         raise PairError(
-            f"top_k = {k} children of a node: a vocabulary of {vocab} has {vocab} at "
-            "most"
+            f"top_k = {k} children of a node: a vocabulary of {vocab} has 1 to {vocab}"
         )
     values, tokens = jax.lax.top_k(_log_probs(log_probs), k)
     return values, tokens

@@ -52,10 +52,8 @@ def rope_settings(fields: Fields, *, partial: bool = False) -> RopeSettings:
     )
     if new is not None and old is not None:
         _same_scaling(fields, old, settings, theta, share)
-    if fields.has("rope_theta") and theta != settings.theta:
-        raise fields.error(
-            "rope_theta", f"{theta} contradicts {_name(new)}: {settings.theta}"
-        )
+    _same(fields, "rope_theta", theta, settings.theta, _name(new))
+    _same(fields, "partial_rotary_factor", share, settings.partial, _name(new))
     if settings.partial > 1 or (settings.partial < 1 and not partial):
         most = "more than 1" if partial else "not implemented here (only 1 is)"
         raise fields.error("partial_rotary_factor", f"{settings.partial} is {most}")
@@ -80,6 +78,7 @@ def rope_of_layer(
     else:
         told, name = (old if new is None else new) if scaled else None, _name(new)
     settings = _settings(fields, told, name, theta=theta, share=1.0)
+    _same(fields, old_theta, theta, settings.theta, name)
     if new is not None and old is not None and scaled:
         _same_scaling(fields, old, settings, theta, 1.0)
     if settings.partial != 1:
@@ -89,6 +88,12 @@ def rope_of_layer(
 
 def _name(new: Mapping[str, Any] | None) -> str:
     return "rope_scaling" if new is None else "rope_parameters"
+
+
+def _same(fields: Fields, name: str, outer: float, inner: float, where: str) -> None:
+    """Refuse a field beside the object that says otherwise."""
+    if fields.has(name) and outer != inner:
+        raise fields.error(name, f"{outer} contradicts {where}: {inner}")
 
 
 def _same_scaling(
