@@ -149,6 +149,7 @@ def about() -> dict[str, Any]:
         "commit": commit(),
         "command": shlex.join(["python", *sys.argv]),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "cores": os.cpu_count(),
     }
 
 
@@ -251,6 +252,8 @@ def compare(options: Options) -> str:
         "## Planted acceptance\n",
         report.planted_table(report.rows(said["planted"], done["planted"])),
     ]
+    if any(map(report.was_busy, (said, done))):
+        parts.insert(2, f"{report.BUSY}\n")
     if said["cases"]:
         parts += [
             "\n## Real drafters\n",

@@ -13,6 +13,17 @@ from prediction.planted import PLAIN, Cell
 MEDIAN, WORST = 0.05, 0.15
 """What was wanted of the planted grid."""
 
+BUSY = (
+    "**Other programs ran meanwhile** (see the load average): what is off here may be "
+    "theirs. Repeat it when the machine is quiet."
+)
+
+
+def was_busy(file: Mapping[str, Any]) -> bool:
+    """Whether more wanted to run than there are cores; a run alone takes them all."""
+    load, cores = file.get("load"), file.get("cores")
+    return bool(load and cores and load[0] > 1.25 * cores)
+
 
 class Row(NamedTuple):
     """One cell."""

@@ -136,6 +136,13 @@ def test_verdicts_are_held_to_the_sign(modules, speedup, right):
     assert f"{right} verdicts are right." in text and "| 0.80 |" in text
 
 
+@pytest.mark.parametrize(
+    ("load", "busy"), [([6.6, 5.0, 3.4], True), ([1.9, 2.0, 2.0], False), (None, False)]
+)
+def test_a_busy_machine_is_told_of(modules, load, busy):
+    assert modules[2].was_busy({"load": load, "cores": 2}) is busy
+
+
 def test_cases_from_the_command_line(modules):
     cases, _, _, script = modules
     for text in script.CASES:
