@@ -35,6 +35,15 @@ def tpu_params(
     )
 
 
+def left_in_hbm(x: jax.Array) -> jax.Array:
+    """An operand that a TPU kernel is to copy by itself, a block at a time.
+
+    Without it XLA brings whatever fits into a core's own memory whole, and writes it
+    back whole once something in it was updated.
+    """
+    return pltpu.with_memory_space_constraint(x, pltpu.HBM)
+
+
 def tpu_interpret(
     *,
     detect_races: bool = False,

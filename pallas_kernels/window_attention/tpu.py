@@ -68,6 +68,8 @@ def window_attention(
         lengths = jnp.minimum(lengths, shapes.capacity)
     if plan.turned:
         caches = [cache.swapaxes(2, 3) for cache in caches]
+    if interpret is False:
+        caches = [compat.left_in_hbm(cache) for cache in caches]
     known = [
         lengths,
         *steps_in_sight(lengths, positions, options, plan.block, plan.blocks),
