@@ -7,6 +7,7 @@ memory spaces and copies) themselves, and from here what has moved or changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -121,17 +122,42 @@ def without_gpu_races() -> Iterator[None]:
         gpu_callbacks.reset_gpu_interpret_mode_state()
 
 
-def gpu_kernel(body: Any, *, interpret: Interpret = False, **options: Any) -> Any:
+def gpu_kernel(
+    body: Any, *, interpret: Interpret = False, in_place: bool = False, **options: Any
+) -> Any:
     """``plgpu.kernel`` by its newer names, which all versions take.
 
-    Layouts are those that the body asks for. Newer JAX would rather infer them.
+    Layouts are those that the body asks for. Newer JAX would rather infer them. Among
+    the arrays of an ``in_place`` kernel may be references, as ``pl.run_state`` makes
+    them, which it writes.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     if interpret is not False:
         options["interpret"] = interpret
     params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    if in_place and VERSION < (0, 12):
+        return _gpu_kernel_of_references(body, params, **options)
     return plgpu.kernel(body, compiler_params=params, **options)
+
+
+def _gpu_kernel_of_references(
+    body: Any, params: Any, *, out_type: Any, scratch_types: Any, **grid: Any
+) -> Any:
+    """What ``plgpu.kernel`` is beside its rule for ``vmap``, which knows no
+    references."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def scoped(*refs: Any) -> None:
+        pl.run_scoped(functools.partial(body, *refs), *scratch_types)
+
+    return pl.kernel(
+        scoped,
+        out_type=out_type,
+        mesh=plgpu.Mesh(**grid),
+        compiler_params=params,
+        name=body.__name__,
+    )
 
 
 def gpu_load(ref: Any, layout: Any) -> jax.Array:

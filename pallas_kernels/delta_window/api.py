@@ -1,9 +1,9 @@
 """Gated delta windows, as the decoder calls them.
 
-On TPU a kernel runs where ``tpu.refusal`` has nothing against it; everywhere else the
-reference does. ``platforms.choices`` says which. All functions are those of
-``reference.py``, with ``implementation`` as ``platforms.choose`` takes it, and
-``spread`` for how batch rows lie on several devices.
+On a TPU a kernel runs where ``tpu.refusal`` has nothing against it, on a Hopper GPU one
+where ``gpu_plan.refusal`` has not, and elsewhere the reference; ``platforms.choices``
+says which. All functions are those of ``reference.py``, with ``implementation`` as
+``platforms.choose`` takes it, and ``spread`` for how batch rows lie on several devices.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import compat
-from pallas_kernels.delta_window import reference, tpu
+from pallas_kernels.delta_window import gpu, gpu_plan, reference, tpu
+from pallas_kernels.delta_window.calls import Window
 from pallas_kernels.delta_window.reference import Records, delta_step, take_rows
 from pallas_kernels.mesh import Spread
-from pallas_kernels.platforms import Implementation, Kernel, choose
+from pallas_kernels.platforms import Implementation, Kernel, Platform, choose
 
 __all__ = [
     "Records",
@@ -49,9 +50,7 @@ def delta_window(
     return _choose(
         "delta_window",
         (q, k, v, log_decay, beta, state, ancestors, past, num_past),
-        reference.delta_window,
-        tpu.delta_window,
-        tpu.refusal(state, tpu.Window(q, k, v, log_decay, beta, ancestors), past),
+        (state, Window(q, k, v, log_decay, beta, ancestors), past),
         spread,
         implementation,
     )
@@ -69,11 +68,10 @@ def delta_fold(
     return _choose(
         "delta_fold",
         (state, rows, num),
-        reference.delta_fold,
-        tpu.delta_fold,
-        tpu.refusal(state, None, rows, writes=True),
+        (state, None, rows),
         spread,
         implementation,
+        writes=True,
     )
 
 
@@ -90,11 +88,10 @@ def delta_commit(
     return _choose(
         "delta_commit",
         (state, rows, path, num),
-        reference.delta_commit,
-        tpu.delta_commit,
-        tpu.refusal(state, None, rows, writes=True),
+        (state, None, rows),
         spread,
         implementation,
+        writes=True,
     )
 
 
@@ -116,34 +113,44 @@ def delta_commit_window(
     Float[Array, "B W H dv"], Float[Array, "B W H dv"], Float[Array, "B H dk dv"]
 ]:
     """The commit of one round and the window of the next: outputs, updates, state."""
-    window = tpu.Window(q, k, v, log_decay, beta, ancestors)
+    window = Window(q, k, v, log_decay, beta, ancestors)
     return _choose(
         "delta_commit_window",
         (state, rows, path, num, *window),
-        reference.delta_commit_window,
-        tpu.delta_commit_window,
-        tpu.refusal(state, window, rows, writes=True),
+        (state, window, rows),
         spread,
         implementation,
+        writes=True,
     )
 
 
 def _choose(
     operation: str,
     arguments: tuple[Any, ...],
-    by_reference: Callable[..., Any],
-    kernel: Callable[..., Any],
-    refusal: str | None,
+    call: tuple[Any, Window | None, Records | None],
     spread: Spread | None,
     implementation: Implementation,
+    *,
+    writes: bool = False,
 ) -> Any:
-    if spread is not None:
-        kernel = _on_each_device(kernel, spread, batch=arguments[0].shape[0])
+    """By the operation's name; ``call`` is state, window and past rows."""
+
+    def kernel(run: Callable[..., Any], against: str | None) -> Kernel:
+        if spread is not None:
+            run = _on_each_device(run, spread, batch=arguments[0].shape[0])
+        return Kernel(run, against)
+
+    against_tpu = tpu.refusal(*call, writes=writes)
+    against_gpu = gpu_plan.refusal(*call, writes=writes)
+    kernels: dict[Platform, Kernel] = {
+        "tpu": kernel(getattr(tpu, operation), against_tpu),
+        "cuda": kernel(getattr(gpu, operation), against_gpu),
+    }
     return choose(
         operation,
         arguments,
-        reference=by_reference,
-        kernels={"tpu": Kernel(kernel, refusal)},
+        reference=getattr(reference, operation),
+        kernels=kernels,
         implementation=implementation,
     )
 

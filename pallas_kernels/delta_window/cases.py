@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from pallas_kernels.aot.case import Case, array
 from pallas_kernels.delta_window import api
+from pallas_kernels.delta_window.calls import Window
 from pallas_kernels.delta_window.reference import Records
 from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
-from pallas_kernels.delta_window.tpu import Window
 
 BATCH = 2
 MANY = 72
@@ -95,6 +95,7 @@ def _case(
     *rest: Any,
     writes: bool = False,
     calls: int = 1,
+    platforms: tuple[str, ...] = ("tpu", "cuda"),
 ) -> Case:
     return Case(
         operation="delta_window",
@@ -104,6 +105,7 @@ def _case(
         donated=(0,) if writes else (),
         kept=(state.shape,),
         calls=calls,
+        platforms=platforms,
     )
 
 
@@ -112,8 +114,14 @@ def _of(name: str, spec: DeltaSpec) -> list[Case]:
     rows, ring = _records(spec, 8), _records(spec, SLOTS, jnp.bfloat16)
     num = array(BATCH, dtype=jnp.int32)
     verify = [
-        _case(f"{name}-verify-{width}", _verify, state, _window(spec, width))
-        for width in (1, 8, 9)
+        _case(
+            f"{name}-verify-{width}",
+            _verify,
+            state,
+            _window(spec, width),
+            platforms=("tpu", "cuda") if width < 16 else ("cuda",),
+        )
+        for width in (1, 8, 9, 16, 64)
     ]
     many = (_state(spec, MANY), _window(spec, 8, MANY), *_paths(8, MANY))
     return [

@@ -31,8 +31,15 @@ def decayed_products(
     k: Float[Array, "B G W dk"],
     sums: PathSums,
     ancestors: Bool[Array, "B W W"],
+    *,
+    fused: bool = False,
 ) -> Float[Array, "B m H W W"]:
-    """For each of ``m`` stacks of rows; 0 off the paths."""
+    """For each of ``m`` stacks of rows; 0 off the paths.
+
+    With one decay a channel there is a power for every pair of rows and channel. They
+    are made for a product; with ``fused`` for a plain sum instead, into which a GPU's
+    compiler puts them, so that they are never written to memory.
+    """
     heads = sums.coarse.shape[1]
     if sums.coarse.shape[-1] == 1:
         products = dot("bmgtk,bgsk->bmgts", x, k)
@@ -42,8 +49,8 @@ def decayed_products(
     x = jnp.repeat(x, heads // x.shape[2], axis=2)
     k = jnp.repeat(k, heads // k.shape[1], axis=1)
     if x.shape[3] <= MOST_PAIRED:
-        return _pair_by_pair(x, k, sums, sums, ancestors)
-    return _by_blocks(x, k, sums, ancestors)
+        return _pair_by_pair(x, k, sums, sums, ancestors, fused)
+    return _by_blocks(x, k, sums, ancestors, fused)
 
 
 def dot(expression: str, *operands: jax.Array) -> jax.Array:
@@ -64,10 +71,14 @@ def _pair_by_pair(
     later: PathSums,
     earlier: PathSums,
     mask: Bool[Array, "B t s"],
+    fused: bool,
 ) -> Float[Array, "B m H t s"]:
     """A power for every pair of rows and channel."""
     power = masked_exp(_gap(later, earlier), mask[:, None, :, :, None])
-    return dot("bmhtk,bhtsk->bmhts", x, power * k[:, :, None])
+    keys = power * k[:, :, None]
+    if fused:
+        return jnp.sum(x[:, :, :, :, None] * keys[:, None], axis=-1)
+    return dot("bmhtk,bhtsk->bmhts", x, keys)
 
 
 def _by_blocks(
@@ -75,6 +86,7 @@ def _by_blocks(
     k: Float[Array, "B H W dk"],
     sums: PathSums,
     ancestors: Bool[Array, "B W W"],
+    fused: bool,
 ) -> Float[Array, "B m H W W"]:
     """Split powers between blocks; pair by pair for what cannot be split.
 
@@ -87,13 +99,15 @@ def _by_blocks(
     sums = PathSums(_pad(sums.coarse, missing, 2), _pad(sums.fine, missing, 2))
     ancestors = jnp.pad(ancestors, [(0, 0), (0, missing), (0, missing)])
     starts = jnp.arange(0, width + missing, BLOCK, dtype=jnp.int32)
-    split, fits = jax.lax.map(lambda at: _split_rows(x, k, sums, ancestors, at), starts)
+    split, fits = jax.lax.map(
+        lambda at: _split_rows(x, k, sums, ancestors, at, fused), starts
+    )
     fits = jnp.all(fits, axis=0)
 
     def pairwise() -> jax.Array:
         def rows(at: jax.Array) -> jax.Array:
             block, later, mask = _block(x, sums, ancestors, at)
-            return _pair_by_pair(block, k, later, sums, mask)
+            return _pair_by_pair(block, k, later, sums, mask, fused)
 
         return jax.lax.map(rows, starts)
 
@@ -109,6 +123,7 @@ def _split_rows(
     sums: PathSums,
     ancestors: Bool[Array, "B W W"],
     start: jax.Array,
+    fused: bool,
 ) -> tuple[Float[Array, "B m H t W"], Bool[Array, " B"]]:
     """One block's rows against all, and whether the powers could be split.
 
@@ -131,7 +146,7 @@ def _split_rows(
     far = jnp.where(before[:, None, None], far, 0.0)
     own_k, own, _ = _block(k[:, None], sums, ancestors, start)
     near_mask = jax.lax.dynamic_slice_in_dim(mask, start, BLOCK, axis=2)
-    near = _pair_by_pair(block, own_k[:, 0], later, own, near_mask)
+    near = _pair_by_pair(block, own_k[:, 0], later, own, near_mask, fused)
     # the block's own columns are still 0 in ``far``
     return jax.lax.dynamic_update_slice_in_dim(far, near, start, axis=4), fits
 

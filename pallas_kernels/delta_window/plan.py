@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
+
+from pallas_kernels.delta_window.calls import Sizes, Window, sizes_of
+from pallas_kernels.delta_window.reference import Records
 
 LANES, SUBLANES = 128, 8
-
-MOST_ROWS = 64
-"""Rows of the widest window, and of the longest past. Both are unrolled."""
 
 FEWEST_LANES = 64
 """The narrowest head."""
@@ -24,28 +25,8 @@ _VMEM_BYTES = 12 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One call of the kernel: its sizes and which of its parts it has."""
-
-    batch: int
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    rows: int = 0
-    """Of the window; 0: there is none, and the state is only advanced."""
-    past: int = 0
-    """Rows between the state and the window; 0: there are none."""
-    channel_decay: bool = False
-    delta: bool = True
-    """Whether updates are what the state does not foretell, or the values."""
-    writes: bool = False
-    """The state after the past rows is written."""
-
-    @property
-    def share(self) -> int:
-        """Heads of the state that one key head serves."""
-        return self.heads // self.key_heads
+class Plan(Sizes):
+    """One call of the kernel."""
 
     @property
     def flipped(self) -> bool:
@@ -89,8 +70,9 @@ class Plan:
 
     def refusal(self) -> str | None:
         """Why there is no kernel for this call, or ``None``."""
-        if max(self.rows, self.past) > MOST_ROWS:
-            return f"more than {MOST_ROWS} rows: {max(self.rows, self.past)}"
+        told = self.too_many_rows()
+        if told is not None:
+            return told
         size = f"heads of {self.key_dim} by {self.value_dim}"
         if self.key_dim % SUBLANES or self.value_dim % SUBLANES:
             return f"{size}: not multiples of {SUBLANES}"
@@ -137,3 +119,14 @@ class Plan:
         heads = key_heads * self.share
         unrolled = heads * max(self.rows, self.past, 1)
         return self._state_bytes(key_heads) <= STATE_BYTES and unrolled <= _UNROLLED
+
+
+def plan_of(
+    state: Any,
+    window: Window | None = None,
+    past: Records | None = None,
+    *,
+    writes: bool = False,
+) -> Plan:
+    """Of a call with these arrays."""
+    return Plan(**sizes_of(state, window, past), writes=writes)

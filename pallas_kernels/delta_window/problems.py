@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.delta_window.calls import Window
 from pallas_kernels.delta_window.reference import Records
 from pallas_kernels.delta_window.specs import DeltaSpec
-from pallas_kernels.delta_window.tpu import Window
 
 
 def parents_of(width: int, row: int) -> list[int]:

@@ -45,6 +45,15 @@ class Records(NamedTuple):
     log_decay: jax.Array  # [B, W, H] or [B, W, H, dk], of each row alone
 
 
+class Weights(NamedTuple):
+    """What the rows of a window are to each other, and to the state before it."""
+
+    reads: jax.Array  # [B, m, G, W, dk]: queries, and with the delta keys
+    power: jax.Array  # [B, H, W, c]: what is left of the state; c is 1 or dk
+    shown: jax.Array  # [B, H, W, W]: of updates, for outputs (P above)
+    mix: jax.Array | None  # [B, H, W, W]: for updates (A above, and a diagonal)
+
+
 def delta_window(
     q: Float[Array, "B W G dk"],
     k: Float[Array, "B W G dk"],
@@ -65,19 +74,35 @@ def delta_window(
     heads = v.shape[2]
     if past is not None:
         past = first_rows(past, num_past, state.dtype)
+    rows = weigh(q, k, log_decay, beta, ancestors)
+    reads = jnp.repeat(rows.reads, heads // k.shape[2], axis=2)
+    old = _read(reads * rows.power[:, None], state, past)
+    updates = v.swapaxes(1, 2)  # [B, H, W, dv]
+    if beta is not None and rows.mix is not None:
+        rate = beta.swapaxes(1, 2)[..., None]
+        updates = solve_unit_lower(rows.mix, rate * (updates - old[:, 1]))
+    out = old[:, 0] + dot("bhts,bhsv->bhtv", rows.shown, updates)
+    return out.swapaxes(1, 2), updates.swapaxes(1, 2)
+
+
+def weigh(
+    q: Float[Array, "B W G dk"],
+    k: Float[Array, "B W G dk"],
+    log_decay: Float[Array, "B W H *dk"],
+    beta: Float[Array, "B W H"] | None,
+    ancestors: Bool[Array, "B W W"],
+    *,
+    fused: bool = False,
+) -> Weights:
+    """All of a window that needs no state; ``fused`` as ``decayed_products`` has it."""
     sums = path_sums(per_channel(log_decay), ancestors)
     keys = k.swapaxes(1, 2)
     reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
-    products = decayed_products(reads, keys, sums, ancestors)
-    reads = jnp.repeat(reads, heads // k.shape[2], axis=2)
-    old = _read(reads * jnp.exp(sums.total)[:, None], state, past)
-    updates = v.swapaxes(1, 2)  # [B, H, W, dv]
+    products = decayed_products(reads, keys, sums, ancestors, fused=fused)
+    mix = None
     if beta is not None:
-        rate = beta.swapaxes(1, 2)[..., None]
-        mix = products[:, 1] * rate
-        updates = solve_unit_lower(mix, rate * (updates - old[:, 1]))
-    out = old[:, 0] + dot("bhts,bhsv->bhtv", products[:, 0], updates)
-    return out.swapaxes(1, 2), updates.swapaxes(1, 2)
+        mix = products[:, 1] * beta.swapaxes(1, 2)[..., None]
+    return Weights(reads, jnp.exp(sums.total), products[:, 0], mix)
 
 
 def delta_fold(

@@ -12,7 +12,7 @@ A step of the grid takes some heads of one batch row.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,149 +22,24 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import compat
 from pallas_kernels.delta_window import kernel
-from pallas_kernels.delta_window.plan import Plan
+from pallas_kernels.delta_window.calls import (
+    Operations,
+    Past,
+    Window,
+    refused_dtypes,
+)
+from pallas_kernels.delta_window.plan import Plan, plan_of
 from pallas_kernels.delta_window.reference import Records
 
 Operand = tuple[jax.Array, pl.BlockSpec]
-
-
-class Window(NamedTuple):
-    """The window's own arguments of ``reference.delta_window``."""
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    log_decay: jax.Array
-    beta: jax.Array | None
-    ancestors: jax.Array
-
-
-class Past(NamedTuple):
-    """Rows behind the state, one after another, and which of them count."""
-
-    rows: Records
-    taken: jax.Array  # [B, words] int32: bit j, for row j
-
-    @property
-    def count(self) -> int:
-        """Of the rows there are."""
-        return self.rows.k.shape[1]
-
-
-def delta_window(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    log_decay: jax.Array,
-    beta: jax.Array | None,
-    state: jax.Array,
-    ancestors: jax.Array,
-    past: Records | None = None,
-    num_past: jax.Array | None = None,
-    *,
-    interpret: compat.Interpret = False,
-) -> tuple[jax.Array, jax.Array]:
-    """``reference.delta_window``."""
-    window = Window(q, k, v, log_decay, beta, ancestors)
-    behind = None if past is None else first(past, num_past)
-    out, updates = call(state, window, behind, interpret=interpret)
-    return out, updates
-
-
-def delta_fold(
-    state: jax.Array,
-    rows: Records,
-    num: jax.Array,
-    *,
-    interpret: compat.Interpret = False,
-) -> jax.Array:
-    """``reference.delta_fold``, in the place of the state."""
-    (state,) = call(state, None, first(rows, num), writes=True, interpret=interpret)
-    return state
-
-
-def delta_commit(
-    state: jax.Array,
-    rows: Records,
-    path: jax.Array,
-    num: jax.Array,
-    *,
-    interpret: compat.Interpret = False,
-) -> jax.Array:
-    """``reference.delta_commit``, in the place of the state."""
-    past = on_path(rows, path, num)
-    (state,) = call(state, None, past, writes=True, interpret=interpret)
-    return state
-
-
-def delta_commit_window(
-    state: jax.Array,
-    rows: Records,
-    path: jax.Array,
-    num: jax.Array,
-    *window: Any,
-    interpret: compat.Interpret = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``reference.delta_commit_window``, in the place of the state."""
-    past = on_path(rows, path, num)
-    out, updates, state = call(
-        state, Window(*window), past, writes=True, interpret=interpret
-    )
-    return out, updates, state
 
 
 def refusal(
     state: Any, window: Window | None, past: Records | None, *, writes: bool = False
 ) -> str | None:
     """Why the kernel does not take these arrays, or ``None``: it does."""
-    for name, x in {"state": state, **(window._asdict() if window else {})}.items():
-        if x is not None and x.dtype != jnp.float32 and name != "ancestors":
-            return f"{name} is {x.dtype}, and the kernel's arithmetic float32"
-    for x in jax.tree.leaves(past):
-        if x.dtype not in (jnp.float32, jnp.bfloat16):
-            return f"records are {x.dtype}, not float32 or bfloat16"
-    return plan_of(state, window, past, writes=writes).refusal()
-
-
-def first(rows: Records, num: Int[Array, " B"] | None) -> Past:
-    """The first ``num`` rows; all of them, if it is ``None``."""
-    batch, count = rows.k.shape[:2]
-    words = jnp.arange(-(-count // 32), dtype=jnp.int32) * 32
-    held = jnp.full((batch,), count, jnp.int32) if num is None else num
-    bits = jnp.clip(held[:, None] - words, 0, 32)
-    # a shift by 32 is not defined
-    taken = jnp.where(bits == 32, -1, (1 << jnp.minimum(bits, 31)) - 1)
-    return Past(rows, taken.astype(jnp.int32))
-
-
-def on_path(rows: Records, path: Int[Array, "B P"], num: Int[Array, " B"]) -> Past:
-    """The first ``num`` rows of ``path``, which must go up: a path down a tree does."""
-    words = jnp.arange(-(-rows.k.shape[1] // 32), dtype=jnp.int32)
-    counted = jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None]
-    here = (path[:, :, None] // 32 == words) & counted[:, :, None]
-    bits = jnp.where(here, 1 << (path[:, :, None] % 32), 0)
-    return Past(rows, jnp.sum(bits, axis=1, dtype=jnp.int32))
-
-
-def plan_of(
-    state: Any, window: Window | None = None, past: Records | None = None, **kind: bool
-) -> Plan:
-    """Of a call with these arrays, of which only shapes are looked at."""
-    batch, heads, key_dim, value_dim = state.shape
-    some = window or past
-    assert some is not None, "neither a window nor past rows: there is nothing to do"
-    return Plan(
-        batch=batch,
-        heads=heads,
-        key_heads=some.k.shape[2],
-        key_dim=key_dim,
-        value_dim=value_dim,
-        rows=0 if window is None else window.k.shape[1],
-        past=0 if past is None else past.k.shape[1],
-        channel_decay=some.log_decay.ndim == 4,
-        delta=window is not None and window.beta is not None,
-        **kind,
-    )
+    told = refused_dtypes(state, window, past)
+    return told or plan_of(state, window, past, writes=writes).refusal()
 
 
 @functools.partial(jax.jit, static_argnames=("writes", "interpret"))
@@ -190,7 +65,7 @@ def call(
     turned = state.swapaxes(2, 3) if plan.flipped else state
     operands["state"] = (turned, _state_spec(plan))
     outputs = _outputs(plan)
-    taken = jnp.zeros((plan.batch, 1), jnp.int32) if past is None else past.taken
+    taken = jnp.zeros((plan.batch, 1), jnp.int32) if past is None else _taken(past)
     kept = {"advanced": _kept(plan)} if plan.keeps else {}
     found = pl.pallas_call(
         functools.partial(kernel.run, plan, (*operands, *outputs, *kept)),
@@ -215,6 +90,31 @@ def call(
     return tuple(
         x if name == "written" else x.reshape(split) for name, x in named.items()
     )
+
+
+_OPERATIONS = Operations(call)
+delta_window = _OPERATIONS.delta_window
+delta_fold = _OPERATIONS.delta_fold
+delta_commit = _OPERATIONS.delta_commit
+delta_commit_window = _OPERATIONS.delta_commit_window
+
+
+def _taken(past: Past) -> Int[Array, "B words"]:
+    """Which of the past rows count: bit ``j`` of all words, for row ``j``."""
+    batch, count = past.rows.k.shape[:2]
+    num = jnp.full((batch,), count, jnp.int32) if past.num is None else past.num
+    words = jnp.arange(-(-count // 32), dtype=jnp.int32)
+    if past.path is None:
+        bits = jnp.clip(num[:, None] - 32 * words, 0, 32)
+        # a shift by 32 is not defined
+        taken = jnp.where(bits == 32, -1, (1 << jnp.minimum(bits, 31)) - 1)
+        return taken.astype(jnp.int32)
+    # a path's rows go up
+    path = past.path[:, :, None]
+    counted = jnp.arange(path.shape[1], dtype=jnp.int32) < num[:, None]
+    here = (path // 32 == words) & counted[:, :, None]
+    bits = jnp.where(here, 1 << (path % 32), 0)
+    return jnp.sum(bits, axis=1, dtype=jnp.int32)
 
 
 def _window_operands(plan: Plan, window: Window) -> dict[str, Operand]:

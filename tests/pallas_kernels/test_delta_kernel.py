@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from pallas_kernels import compat, platforms
-from pallas_kernels.delta_window import api, plan, reference, tpu
+from pallas_kernels.delta_window import api, calls, plan, reference, tpu
+from pallas_kernels.delta_window.conformance import (
+    CHECKS,
+    CLOSE,
+    as_array,
+    check_both,
+    compare,
+    exactly,
+)
 from pallas_kernels.delta_window.problems import Problem, spoilt
 from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
 from pallas_kernels.mesh import Spread
@@ -17,97 +25,8 @@ from pallas_kernels.mesh import Spread
 GDN = DeltaSpec(heads=4, key_heads=2)
 KDA = DeltaSpec(heads=2, key_heads=2, channel_decay=True)
 PLAIN = DeltaSpec(heads=4, key_heads=2, value_dim=64, delta=False)
-CLOSE = {"rtol": 0, "atol": 4e-6}
-"""Outputs and states are of the order of 1, and up to about 5."""
 
 B = 3
-
-
-def exactly(function: Any, *arguments: Any) -> Any:
-    """The reference's results in float64."""
-
-    def widen(x: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-    with jax.enable_x64(True):
-        wide = jax.tree.map(widen, arguments)
-        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
-
-
-def check(got: Any, wanted: Any) -> None:
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert ours.dtype == jnp.float32
-        np.testing.assert_allclose(np.asarray(ours), theirs, **CLOSE)
-
-
-def check_verify(case: Problem, interpret: Any = True) -> None:
-    q, k, v, decay, beta, mask = case.window
-    arguments = (q, k, v, decay, beta, case.state, mask)
-    got = tpu.delta_window(*map(as_array, arguments), interpret=interpret)
-    check(got, exactly(reference.delta_window, *arguments))
-
-
-def check_commit(case: Problem, interpret: Any = True) -> None:
-    records, (path, num) = case.records(case.width), case.paths(case.width)
-    wanted = exactly(reference.delta_commit, case.state, records, path, num)
-    poisoned = spoilt(records, path, num)
-    case.state[2, 0, 0, 0] = -0.0  # nothing is taken there: not a bit may change
-    got = tpu.delta_commit(
-        jnp.asarray(case.state),
-        poisoned,
-        jnp.asarray(path),
-        jnp.asarray(num),
-        interpret=interpret,
-    )
-    check(got[:2], wanted[:2])
-    assert np.asarray(got[2]).tobytes() == case.state[2].tobytes()
-
-
-def check_both(case: Problem, interpret: Any = True, rows: int = 9) -> None:
-    """The last round's commit and this round's window."""
-    records, (path, num) = case.records(rows), case.paths(rows)
-    rest = (path, num, *case.window)
-    wanted = exactly(reference.delta_commit_window, case.state, records, *rest)
-    got = tpu.delta_commit_window(
-        jnp.asarray(case.state),
-        spoilt(records, path, num),
-        *map(as_array, rest),
-        interpret=interpret,
-    )
-    check(got, wanted)
-
-
-def check_ring(case: Problem, interpret: Any = True, slots: int = 16) -> None:
-    """A window behind recorded rows, in bfloat16, of which some count; and folding."""
-    records = case.records(slots, jnp.bfloat16)
-    path = np.broadcast_to(np.arange(slots, dtype=np.int32), (B, slots))
-    num = np.asarray([slots, slots - 3, 0], np.int32)
-    q, k, v, decay, beta, mask = case.window
-    arguments = (q, k, v, decay, beta, case.state, mask)
-    wanted = exactly(reference.delta_window, *arguments, records, num)
-    poisoned = spoilt(records, path, num)
-    got = tpu.delta_window(
-        *map(as_array, arguments), poisoned, jnp.asarray(num), interpret=interpret
-    )
-    check(got, wanted)
-    wanted = exactly(reference.delta_fold, case.state, records, num)
-    got = tpu.delta_fold(
-        jnp.asarray(case.state), poisoned, jnp.asarray(num), interpret=interpret
-    )
-    check(got, wanted)
-
-
-def as_array(x: Any) -> Any:
-    return None if x is None else jnp.asarray(x)
-
-
-CHECKS = {
-    "verify": check_verify,
-    "commit": check_commit,
-    "both": check_both,
-    "ring": check_ring,
-}
 
 
 @pytest.mark.timeout(120)
@@ -116,7 +35,7 @@ CHECKS = {
     [("verify", GDN, 8), ("ring", PLAIN, 3), ("both", KDA, 7), ("commit", GDN, 9)],
 )
 def test_the_kernel_is_the_reference(operation, spec, width):
-    CHECKS[operation](Problem(spec, width))
+    CHECKS[operation](tpu, Problem(spec, width))
 
 
 @pytest.mark.full
@@ -125,7 +44,7 @@ def test_the_kernel_is_the_reference(operation, spec, width):
 @pytest.mark.parametrize("spec", [GDN, KDA, PLAIN], ids=["gdn", "kda", "plain"])
 @pytest.mark.parametrize("operation", CHECKS)
 def test_the_kernel_is_the_reference_at_every_width(operation, spec, width):
-    CHECKS[operation](Problem(spec, width, seed=1))
+    CHECKS[operation](tpu, Problem(spec, width, seed=1))
 
 
 @pytest.mark.full
@@ -133,7 +52,7 @@ def test_the_kernel_is_the_reference_at_every_width(operation, spec, width):
 @pytest.mark.parametrize("operation", ["verify", "both"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernel_is_the_reference_at_the_sizes_of_real_models(name, operation):
-    CHECKS[operation](Problem(MODELS[name], 8, seed=2))
+    CHECKS[operation](tpu, Problem(MODELS[name], 8, seed=2))
 
 
 # of value heads to key heads, of head sizes and of head counts
@@ -159,8 +78,8 @@ SIZES = {
 def test_the_kernel_is_the_reference_at_other_sizes(name):
     spec = SIZES[name]
     case = Problem(spec, 16 if name == "four steps" else 5)
-    check_both(case)
-    steps = tpu.plan_of(case.state, case.window).steps
+    check_both(tpu, case)
+    steps = plan.plan_of(case.state, case.window).steps
     assert steps == (4 if name == "four steps" else 1)
 
 
@@ -171,7 +90,7 @@ def test_steps_do_not_depend_on_their_order_or_on_what_memory_holds(seed):
     # memory starts as NaN, and parallel steps are walked in an order that is drawn
     interpret = compat.tpu_interpret(detect_races=True, seed=seed)
     with compat.without_races():
-        check_both(Problem(DeltaSpec(heads=32, key_heads=32), 16), interpret)
+        check_both(tpu, Problem(DeltaSpec(heads=32, key_heads=32), 16), interpret)
 
 
 @pytest.mark.timeout(120)
@@ -232,7 +151,7 @@ def shapes(spec: DeltaSpec, width: int, dtype: Any = jnp.float32) -> list[Any]:
 
 def test_what_runs_is_said():
     assert traced(*shapes(GDN, 8)) == "kernel"
-    assert "65" in traced(*shapes(GDN, plan.MOST_ROWS + 1))
+    assert "65" in traced(*shapes(GDN, calls.MOST_ROWS + 1))
     assert "bfloat16" in traced(*shapes(GDN, 8, jnp.bfloat16))
     tiny = DeltaSpec(heads=4, key_heads=2, key_dim=8, value_dim=8)
     assert "8 by 8" in traced(*shapes(tiny, 8))
@@ -247,8 +166,8 @@ def test_what_runs_is_said():
 def test_layers_of_real_models_are_cut_into_steps_of_whole_heads(name, width):
     spec = MODELS[name]
     arguments = shapes(spec, width)
-    window = tpu.Window(*arguments[:5], arguments[6])
-    cut = tpu.plan_of(arguments[5], window)
+    window = calls.Window(*arguments[:5], arguments[6])
+    cut = plan.plan_of(arguments[5], window)
     assert cut.refusal() is None
     assert cut.steps * cut.heads_per_step == spec.heads
     assert cut.heads_per_step * spec.value_dim % plan.LANES == 0
@@ -285,7 +204,7 @@ def test_on_a_mesh_each_device_has_its_rows(cpu_devices, batch):
     )
     arguments = (jnp.asarray(case.state), poisoned, *map(as_array, rest))
     got = run(*arguments)
-    check(got, wanted)
+    compare(got, wanted)
     divided = {x.sharding.shard_shape(x.shape)[0] for x in got}
     assert divided == {2 if batch == 4 else 3}
     q, k, v, decay, beta, mask = map(as_array, case.window)
@@ -293,4 +212,4 @@ def test_on_a_mesh_each_device_has_its_rows(cpu_devices, batch):
         api.delta_window, spread=spread, implementation="interpret"
     )
     args = (q, k, v, decay, beta, jnp.asarray(case.state), mask, records, num)
-    check(jax.jit(ring)(*args), exactly(reference.delta_window, *args))
+    compare(jax.jit(ring)(*args), exactly(reference.delta_window, *args))

@@ -49,6 +49,26 @@ def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
     return engine, engine.start(requests)
 
 
+def hybrid_and_state(strategy: Any) -> tuple[Engine, Any]:
+    """A hybrid whose recurrent layers have heads of 128 by 128."""
+    toy = toy_hybrid(
+        hidden_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
+    decoder = with_recurrence(toy.decoder, strategy)
+    options = EngineOptions(prefill_width=64, widths=(8,))
+    rule = RULES["coupled"].build()
+    engine = Engine(decoder, NGram(k=7, min_n=1), rule, options)
+    requests = [Request(prompt_ids=[3, 4, 5] * 50, max_tokens=300) for _ in range(4)]
+    return engine, engine.start(requests)
+
+
 def shapes_of(tree: Any, sharding: Any = None) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
@@ -134,24 +154,9 @@ def test_a_round_on_hopper_calls_its_kernels_and_copies_no_cache(
 @pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
 @pytest.mark.parametrize("strategy", [Replay(), Ring()], ids=["replay", "ring"])
 def test_a_hybrid_round_calls_its_kernels_on_a_mesh(strategy):
-    toy = toy_hybrid(
-        hidden_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-    )
-    decoder = with_recurrence(toy.decoder, strategy)
-    options = EngineOptions(prefill_width=64, widths=(8,))
-    rule = RULES["coupled"].build()
-    engine = Engine(decoder, NGram(k=7, min_n=1), rule, options)
-    requests = [Request(prompt_ids=[3, 4, 5] * 50, max_tokens=300) for _ in range(4)]
-    state = engine.start(requests)
+    engine, state = hybrid_and_state(strategy)
     mesh = make_mesh({"data": 2, "tensor": 2}, tpu.devices("v5e"))
-    target = shard_decoder(shapes_of(decoder), mesh)
+    target = shard_decoder(shapes_of(engine.target), mesh)
     state = shard_state(shapes_of(state), mesh)
     with jax.set_mesh(mesh):
         text = compiled(engine, target, state).as_text()
@@ -159,6 +164,31 @@ def test_a_hybrid_round_calls_its_kernels_on_a_mesh(strategy):
     assert len([name for name in calls if "delta" in name]) >= 2 * 2, calls
     assert any("attention" in name for name in calls), calls
     assert copies(text, ((2, 4, 128, 128),)) == []  # of a device's states
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@pytest.mark.parametrize("strategy", [Replay(), Ring()], ids=["replay", "ring"])
+def test_a_hybrid_round_on_hopper_calls_its_kernels_and_copies_no_state(
+    monkeypatch, strategy
+):
+    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+    engine, state = hybrid_and_state(strategy)
+    matrix = (4, 4, 128, 128)
+    matrices = [x for x in jax.tree.leaves(state.target.blocks) if x.shape == matrix]
+    device = cuda.device("h100")
+    there = SingleDeviceSharding(device)
+    target, state = shapes_of(engine.target, there), shapes_of(state, there)
+    with compat.lowering_for("gpu", device.device_kind, device.core_count):
+        program = compiled(engine, target, state)
+    text = program.as_text()
+    calls = [line for line in text.splitlines() if '"mosaic_gpu' in line]
+    assert len([line for line in calls if "delta_window_cuda" in line]) == len(matrices)
+    assert copies(text, (matrix,)) == []
+    large = sum(x.nbytes for x in matrices)
+    assert program.memory_analysis().alias_size_in_bytes >= large
 
 
 @pytest.mark.parametrize("dim", [128, 64])
