@@ -77,12 +77,14 @@ def copies(text: str, kept: tuple[tuple[int, ...], ...]) -> list[str]:
 
 
 def _prefetch(match: re.Match[str]) -> bool:
-    """An array brought as it is into a faster memory (``S(n)``), where it is read."""
+    """An array brought as it is into a faster memory (``S(n)``), where it is read.
+
+    The way back is a copy like any other.
+    """
     if match["op"] != "copy-start":
         return False
-    layouts = _LAYOUT.findall(match["result"])[:2]
-    to, origin = (re.sub(r"S\(\d\)", "", layout) for layout in layouts)
-    return to == origin and layouts[0] != layouts[1]
+    to, origin = _LAYOUT.findall(match["result"])[:2]
+    return "S(" not in origin and re.sub(r"S\(\d\)", "", to) == origin and to != origin
 
 
 def _in_place(line: str) -> bool:

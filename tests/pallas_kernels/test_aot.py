@@ -26,6 +26,8 @@ SAMPLED = ("llama-3-8b-w8", "gpt-oss-20b-local-w8", "deepseek-v3-w1", "-loop")
         "%t = bf16[3,8,64,256]{3,2,1,0} transpose(%k_cache.1), dimensions={0,1,3,2}",
         "%s = (bf16[3,8,256,64]{3,2,1,0:S(1)}, bf16[3,8,256,64]{2,3,1,0}, u32[]{:S(2)})"
         " copy-start(%k_cache.1)",
+        "%s = (bf16[3,8,256,64]{3,2,1,0:}, bf16[3,8,256,64]{3,2,1,0:S(1)}, u32[])"
+        " copy-start(%dynamic_update_slice.1)",
         "%f.1 = bf16[3,8,256,64]{3,2,1,0} fusion(%k_cache.1), kind=kLoop",
         "%copy.9 = bf16[3,8,256,64]{3,2,1,0} copy(%dynamic-update-slice.1)",
     ],
