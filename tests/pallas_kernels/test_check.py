@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import check, measure, platforms
-from pallas_kernels.window_attention import checks
+from pallas_kernels import check, check_plot, measure, platforms
+from pallas_kernels.window_attention import api, checks, library
+from pallas_kernels.window_attention.problems import random_call
+from pallas_kernels.window_attention.specs import MODELS
 
 ONE = ("--interpret", "--quick", "--only")
 
@@ -74,6 +76,64 @@ def test_what_has_no_kernel_here_is_said_and_not_counted_as_wrong(monkeypatch, c
     monkeypatch.setattr(check, "_planned", lambda *_: planned[:1])
     assert check.main(["--interpret"]) == 2
     assert "nothing was shown" in capsys.readouterr().out
+
+
+def test_what_tells_the_most_comes_first_and_time_is_kept(monkeypatch, capsys):
+    planned = check._planned(check._parser().parse_args([]), 0)
+    later = [plan.later for plan in planned]
+    assert later == sorted(later) and 50 < later.count(False) < 120
+    first = {plan.make.func.__module__ for plan in planned[:3]}
+    assert len(first) == 3  # one of each operation
+    quick = check.Planned("x", next(checks.make_checks(quick=True, seed=0)).make)
+    right = check.Planned(
+        "x", lambda: dataclasses.replace(quick.make(), run=lambda _, *x: x[0])
+    )
+    monkeypatch.setattr(check, "_planned", lambda *_: [right] * 3)
+    clock = iter([0.0, 1.0, 9.0])
+    monkeypatch.setattr(check.time, "monotonic", lambda: next(clock))
+    assert check.main(["--interpret", "--seconds", "5"]) == 0
+    assert "; 2 were left for lack of time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "phi-2", "deepseek-v3"])
+def test_the_library_is_asked_for_the_same(model):
+    call, options = random_call(
+        MODELS[model], lengths=[5, 0, 19], width=6, capacity=24, seed=1
+    )
+    assert library.refusal(call, options) is None
+    wanted = api.window_attention(**call, **options, implementation="reference")
+    made = library.arguments_of(call)
+    got = library.attention(options["scale"])(*made)
+    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), atol=3e-5)
+    # with a mask that hides one slot more it is another call
+    spoilt = (*made[:3], made[3].at[0, 0, :, 2].set(False))
+    other = np.asarray(library.attention(options["scale"])(*spoilt))
+    assert np.max(np.abs(other[0] - np.asarray(wanted)[0])) > 1e-2
+
+
+def test_what_a_library_has_no_argument_for_is_not_compared():
+    for model, why in (("gpt-oss-20b-local", "a ring"), ("gemma-2-2b", "a soft cap")):
+        call = random_call(MODELS[model], lengths=[5], width=2, capacity=16)
+        assert library.refusal(*call) == why
+
+
+def test_the_plot_shows_what_was_timed(tmp_path):
+    pytest.importorskip("matplotlib")
+    line = {
+        "operation": "window_attention",
+        "family": "llama/B1",
+        "device": "a device",
+        "jax": "0",
+        "width": 1,
+        "kernel_seconds": 1e-5,
+        "over_floor": 1.2,
+        "over_one_row": 1.0,
+    }
+    lines = [line, line | {"width": 8, "over_one_row": 1.1}]
+    assert check_plot.plot(lines, tmp_path / "a.png") is None
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    told = check_plot.plot([line | {"kernel_seconds": None}], tmp_path / "b.png")
+    assert told == "nothing was timed"
 
 
 def test_without_a_device_or_a_check_of_that_name_it_says_so(capsys):
