@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     without = 0
     start = time.monotonic()
     for plan in planned:
-        if options.seconds and time.monotonic() - start > options.seconds:
+        late = 0 < options.seconds < time.monotonic() - start
+        if late and results:
             break
         check = plan.make()
         try:
