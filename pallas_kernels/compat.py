@@ -123,19 +123,28 @@ def without_gpu_races() -> Iterator[None]:
 
 
 def gpu_kernel(
-    body: Any, *, interpret: Interpret = False, in_place: bool = False, **options: Any
+    body: Any,
+    *,
+    interpret: Interpret = False,
+    in_place: bool = False,
+    reduction_bytes: int = 2048,
+    **options: Any,
 ) -> Any:
     """``plgpu.kernel`` by its newer names, which all versions take.
 
     Layouts are those that the body asks for. Newer JAX would rather infer them. Among
     the arrays of an ``in_place`` kernel may be references, as ``pl.run_state`` makes
-    them, which it writes.
+    them, which it writes. ``reduction_bytes`` of shared memory are for sums that cross
+    warps.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     if interpret is not False:
         options["interpret"] = interpret
-    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    params = plgpu.CompilerParams(
+        lowering_semantics=plgpu.LoweringSemantics.Lane,
+        reduction_scratch_bytes=reduction_bytes,
+    )
     if in_place and VERSION < (0, 12):
         return _gpu_kernel_of_references(body, params, **options)
     return plgpu.kernel(body, compiler_params=params, **options)

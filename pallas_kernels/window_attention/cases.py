@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.aot.case import Case, array
 from pallas_kernels.window_attention import api
-from pallas_kernels.window_attention.gpu_plan import MOST_DIM
+from pallas_kernels.window_attention.gpu_plan import MOST_DIM, MOST_LATENT
 from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
 
 BATCH = 3
@@ -78,6 +78,7 @@ def _case(
 ) -> Case:
     spec = MODELS[model]
     x = _inputs(spec, width, capacity, dtype, size)
+    most = MOST_LATENT if spec.latent else MOST_DIM
     name = f"{model}-w{width}" + ("" if dtype == jnp.bfloat16 else "-f32")
     name += "" if size is None else f"-pages-{size}"
     return Case(
@@ -86,7 +87,7 @@ def _case(
         function=functools.partial(_call, spec=spec),
         arguments=(x, array(BATCH, dtype=jnp.int32)),
         kept=(x["k_cache"].shape,),
-        platforms=("tpu", "cuda") if gpu and spec.dim <= MOST_DIM else ("tpu",),
+        platforms=("tpu", "cuda") if gpu and spec.dim <= most else ("tpu",),
     )
 
 
@@ -128,7 +129,7 @@ def _rounds(
     return caches, read
 
 
-def _loop(model: str, width: int = 4, capacity: int = 4096, gpu: bool = True) -> Case:
+def _loop(model: str, width: int = 4, capacity: int = 4096) -> Case:
     spec = MODELS[model]
     x = _inputs(spec, width, capacity, jnp.bfloat16)
     caches = {name: x.pop(name) for name in ("k_cache", "v_cache")}
@@ -139,7 +140,7 @@ def _loop(model: str, width: int = 4, capacity: int = 4096, gpu: bool = True) ->
         arguments=(caches, x, array(BATCH, dtype=jnp.int32)),
         donated=(0,),
         kept=(caches["k_cache"].shape,),
-        platforms=("tpu", "cuda") if gpu else ("tpu",),
+        platforms=("tpu", "cuda"),
     )
 
 
@@ -158,13 +159,13 @@ CASES = [
     _case("gpt-oss-20b"),
     _case("gpt-oss-20b-local"),
     _case("falcon-7b"),
-    _case("deepseek-v3", width=1, gpu=False),
-    _case("deepseek-v3", gpu=False),
+    _case("deepseek-v3", width=1),
+    _case("deepseek-v3"),
     _case("llama-3-8b", size=16),
     _case("llama-3-8b", size=128),
     _case("llama-3.2-1b", size=128),
-    _case("deepseek-v3", size=128, gpu=False),
+    _case("deepseek-v3", size=128),
     _loop("llama-3-8b"),
     _loop("llama-3.2-1b"),
-    _loop("deepseek-v3", gpu=False),
+    _loop("deepseek-v3"),
 ]

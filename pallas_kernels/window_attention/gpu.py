@@ -6,6 +6,8 @@ each goes on with the rows' softmax (Milakov and Gimelshein, 1805.02867). Shares
 cache, of which a small batch has several, are merged by their log-sum-exp (Dao et al.,
 Flash-Decoding). The first takes the window's own keys as well. Steps beyond a row's
 length, and those that a sliding window has left behind, are never asked for.
+
+Latent attention, whose keys are its values, has a body of its own: ``gpu_latent``.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import compat
-from pallas_kernels.window_attention.gpu_body import Inputs, Scratch, attend
-from pallas_kernels.window_attention.gpu_plan import TILE, Plan, make_plan, swizzle_of
+from pallas_kernels import compat, gpu_products
+from pallas_kernels.window_attention import gpu_body, gpu_latent
+from pallas_kernels.window_attention.gpu_plan import TILE, Plan, make_plan
+from pallas_kernels.window_attention.gpu_slots import Inputs
 from pallas_kernels.window_attention.plan import Options, Shapes, shapes_of
 from pallas_kernels.window_attention.rows import (
     apply_sinks,
@@ -38,9 +40,9 @@ from pallas_kernels.window_attention.rows import (
 def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
-    v: Float[Array, "B W H D"],
+    v: Float[Array, "B W H D"] | None,
     k_cache: Float[Array, "B_or_pages H T_or_size D"],
-    v_cache: Float[Array, "B_or_pages H T_or_size D"],
+    v_cache: Float[Array, "B_or_pages H T_or_size D"] | None,
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     positions: Int[Array, "B W"] | None,
@@ -52,12 +54,13 @@ def window_attention(
     splits: int | None = None,
     interpret: compat.Interpret = False,
 ) -> Float[Array, "B W Hq D"]:
-    """As ``reference.window_attention``.
+    """As ``reference.window_attention``; no values if the keys are these as well.
 
     ``splits`` overrides how many blocks of threads share a row's cache.
     """
-    shapes = shapes_of(q, k_cache, v_cache, table)
-    plan = make_plan(shapes, splits=splits)
+    assert (v is None) == (v_cache is None) == options.shared
+    shapes = shapes_of(q, k_cache, k_cache if v_cache is None else v_cache, table)
+    plan = make_plan(shapes, latent=options.shared, splits=splits)
     if not options.ring:  # which holds the last of more positions than it has slots
         lengths = jnp.minimum(lengths, shapes.capacity)
     spans = steps_in_sight(lengths, positions, options, TILE, plan.blocks)
@@ -73,7 +76,7 @@ def window_attention(
             if firsts is None
             else rows_of_heads(firsts, shapes, plan.rows),
             "k": pack_keys(k, plan.window, k_cache.dtype),
-            "v": pack_keys(v, plan.window, v_cache.dtype),
+            "v": None if v is None else pack_keys(v, plan.window, k_cache.dtype),
             "k_cache": k_cache,
             "v_cache": v_cache,
             "slots": slots,
@@ -113,11 +116,13 @@ def _call(
 ) -> Any:
     names = [name for name, x in arrays.items() if x is not None]
     absent = {name: None for name, x in arrays.items() if x is None}
+    program = gpu_latent if plan.latent else gpu_body
 
     def window_attention(*refs: Any) -> None:
         inputs = Inputs(**dict(zip(names, refs, strict=False)), **absent)
-        out, lse, *scratch = refs[len(names) :]
-        attend(inputs, Scratch(*scratch), out, lse, shapes, plan, options)
+        rest = refs[len(names) :]
+        with gpu_products.traced_for(interpret):
+            program.attend(inputs, *rest, shapes=shapes, plan=plan, options=options)
 
     heads = (plan.splits, shapes.batch, shapes.kv_heads, plan.rows)
     call = compat.gpu_kernel(
@@ -126,34 +131,10 @@ def _call(
             jax.ShapeDtypeStruct((*heads, shapes.dim), jnp.float32),
             jax.ShapeDtypeStruct(heads, jnp.float32),
         ],
-        scratch_types=_scratch(shapes, plan),
+        scratch_types=program.scratch_of(shapes, plan),
         grid=(plan.splits, plan.row_tiles, shapes.batch * shapes.kv_heads),
         grid_names=("splits", "tiles", "heads"),
         interpret=interpret,
+        **program.LAUNCH,
     )
     return call(*(arrays[name] for name in names))
-
-
-def _scratch(shapes: Shapes, plan: Plan) -> list[Any]:
-    """As ``Scratch`` has them. Both sides of a product must be swizzled alike."""
-
-    def shared(swizzle: int, *shape: int) -> Any:
-        """Rows of shared memory as the matrix units take them."""
-        tiling = plgpu.TilingTransform((8, swizzle // 2))  # pyright: ignore
-        swizzled = plgpu.SwizzleTransform(swizzle)  # pyright: ignore
-        return plgpu.SMEM(shape, jnp.bfloat16, transforms=(tiling, swizzled))
-
-    dim, step = shapes.dim, (plan.stages, TILE, shapes.dim)
-    wide = swizzle_of(dim)
-    own = min(wide, swizzle_of(plan.window))
-    return [
-        shared(wide, TILE, dim),
-        shared(wide, plan.window, dim),
-        shared(own, plan.window, dim),
-        shared(own, TILE, plan.window),
-        shared(wide, *step),
-        shared(wide, *step),
-        shared(wide, TILE, TILE),
-        plgpu.Barrier(num_arrivals=3),
-        plgpu.Barrier(num_arrivals=2 * plan.pieces, num_barriers=plan.stages),
-    ]

@@ -28,9 +28,12 @@ TILE = 64
 SWIZZLES = (128, 64, 32)
 """Bytes of a row of shared memory that lie together for the matrix units."""
 
-MOST_DIM = 256 if compat.VERSION >= (0, 12) else 128
-"""Of a head: the sum of a tile's values lies in registers, half of them at 256. What
-older JAX makes of that spills some."""
+MOST_DIM = 256
+"""Of a head: the sum of a tile's values lies in registers, half of them at 256."""
+
+MOST_LATENT = 576 if compat.VERSION >= (0, 12) else 256
+"""Of a latent row, which two warpgroups share: DeepSeek's. Queries, two steps and their
+weights then fill the shared memory. What older JAX makes of it spills registers."""
 
 BUFFER_BYTES = 64 << 10
 """For slots that are on their way, so that two blocks of threads fit side by side."""
@@ -48,7 +51,7 @@ class Plan:
 
     row_tiles: int
     window: int
-    """Window rows as keys, made up to what a product may sum over."""
+    """Window rows as keys, made up to what a product may sum over, or to a step."""
     stages: int
     """Steps whose slots are on their way at once."""
     blocks: int
@@ -57,6 +60,8 @@ class Plan:
     """Shares of the cache, merged behind the kernel."""
     pieces: int
     """Copies of a step: a page's slots may be fewer than a step's."""
+    latent: bool = False
+    """Keys are the values too."""
 
     @property
     def rows(self) -> int:
@@ -69,16 +74,19 @@ class Plan:
         return TILE // self.pieces
 
 
-def make_plan(shapes: Shapes, *, splits: int | None = None) -> Plan:
+def make_plan(
+    shapes: Shapes, *, latent: bool = False, splits: int | None = None
+) -> Plan:
     """For a bfloat16 cache; ``splits`` overrides the shares of the cache."""
     size = shapes.page_size
     plan = Plan(
         row_tiles=-(-shapes.rows // TILE),
-        window=-(-shapes.width // 16) * 16,
-        stages=min(max(BUFFER_BYTES // _step_bytes(shapes), 2), 4),
+        window=TILE if latent else -(-shapes.width // 16) * 16,
+        stages=min(max(BUFFER_BYTES // _step_bytes(shapes, latent), 2), 4),
         blocks=-(-shapes.capacity // TILE),
         splits=1,
         pieces=1 if size is None or size >= TILE else TILE // size,
+        latent=latent,
     )
     if shared_bytes(shapes, plan) > hopper.SHARED_BYTES:
         # wide windows of wide heads, which wait for products more than for memory
@@ -99,14 +107,17 @@ def swizzle_of(width: int) -> int:
 
 def shared_bytes(shapes: Shapes, plan: Plan) -> int:
     """Of shared memory, for queries, keys, values and weights."""
+    steps = plan.stages * _step_bytes(shapes, plan.latent)
+    if plan.latent:  # the window is a step, and rows say how much older sums fade
+        return 2 * TILE * (shapes.dim + TILE) + 4 * TILE + steps
     rows = TILE + 2 * plan.window
     weights = TILE * (plan.window + TILE)
-    return 2 * (rows * shapes.dim + weights) + plan.stages * _step_bytes(shapes)
+    return 2 * (rows * shapes.dim + weights) + steps
 
 
-def _step_bytes(shapes: Shapes) -> int:
+def _step_bytes(shapes: Shapes, latent: bool) -> int:
     """Of a step's keys and values."""
-    return 2 * 2 * TILE * shapes.dim
+    return (1 if latent else 2) * 2 * TILE * shapes.dim
 
 
 def refusal(
@@ -127,18 +138,17 @@ def refusal(
         return "its keys are chosen by an indexer"
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return "64-bit types are enabled"
-    if options.shared:
-        return "its keys are its values too (latent attention)"
     if k_cache.dtype != jnp.bfloat16 or v_cache.dtype != jnp.bfloat16:
         return f"its cache is {k_cache.dtype}, and only bfloat16 is known"
     if shapes.width > MOST_ROWS:
         return f"its window has {shapes.width} rows, and {MOST_ROWS} are the most"
     if shapes.dim != shapes.value_dim:
         return f"its keys have {shapes.dim} channels and its values {shapes.value_dim}"
-    if shapes.dim % 16 or shapes.dim > MOST_DIM:
+    most = MOST_LATENT if options.shared else MOST_DIM
+    if shapes.dim % 16 or shapes.dim > most:
         return (
-            f"its heads have {shapes.dim} channels: a multiple of 16, at most "
-            f"{MOST_DIM}, is known"
+            f"its {'latent rows' if options.shared else 'heads'} have {shapes.dim} "
+            f"channels: a multiple of 16, at most {most}, is known"
         )
     return _refused_slots(shapes)
 

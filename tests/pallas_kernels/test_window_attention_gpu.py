@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pallas_kernels import compat, hopper, platforms
 from pallas_kernels.aot import cuda
 from pallas_kernels.mesh import Spread
-from pallas_kernels.window_attention import api, gpu, gpu_plan, reference
+from pallas_kernels.window_attention import api, gpu, gpu_plan
+from pallas_kernels.window_attention.emulated import by_hopper, by_reference
 from pallas_kernels.window_attention.plan import Options, shapes_of
 from pallas_kernels.window_attention.problems import in_pages, random_call
 from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
@@ -33,25 +34,6 @@ TOLERANCE = 1.5e-2
 SMALL = AttentionSpec(q_heads=4, kv_heads=2, dim=64)
 
 
-def by_kernel(
-    arrays: dict[str, Any], options: dict[str, Any], splits: int | None = 2
-) -> np.ndarray:
-    static = Options(
-        **options,
-        ring=arrays["slots"] is not None,
-        with_lse=arrays["sinks"] is not None,
-    )
-    out = gpu.window_attention(
-        **arrays, options=static, splits=splits, interpret=compat.gpu_interpret()
-    )
-    return np.asarray(out)
-
-
-def by_reference(arrays: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
-    run = jax.jit(lambda **x: reference.window_attention(**x, **options))
-    return np.asarray(run(**arrays))
-
-
 def check(spec: AttentionSpec, **more: Any) -> None:
     call = {"lengths": EDGES, "width": 5, "capacity": 136, **more}
     splits, size = call.pop("splits", 2), call.pop("page_size", None)
@@ -59,7 +41,7 @@ def check(spec: AttentionSpec, **more: Any) -> None:
     wanted = by_reference(arrays, options)
     if size is not None:
         arrays = in_pages(arrays, size)
-    got = by_kernel(arrays, options, splits)
+    got = by_hopper(arrays, options, splits)
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
 
@@ -93,7 +75,7 @@ def test_a_slot_too_many_or_too_few_shows():
     wanted = by_reference(arrays, options)
 
     def off_by(change: dict[str, Any]) -> np.ndarray:
-        return np.abs(by_kernel({**arrays, **change}, options) - wanted)
+        return np.abs(by_hopper({**arrays, **change}, options) - wanted)
 
     assert off_by({}).max() < TOLERANCE
     fewer = off_by({"lengths": arrays["lengths"] - 1})
@@ -114,7 +96,7 @@ def test_a_wait_that_is_left_out_shows(monkeypatch):
     jax.clear_caches()  # what was traced whole would be run again
     monkeypatch.setattr(plgpu, "barrier_wait", lambda *_: None)
     with pytest.raises(compat.RaceError), compat.without_gpu_races():
-        by_kernel(arrays, options, splits=1)
+        by_hopper(arrays, options, splits=1)
     jax.clear_caches()
 
 
@@ -166,13 +148,14 @@ def shaped(spec: AttentionSpec, width: int = 4, capacity: int = 128) -> tuple[An
         ({"dim": 72}, "72 channels"),
         ({"cache": jnp.float32}, "float32"),
         ({"narrowed": True}, "indexer"),
-        ({"shared": True}, "latent"),
+        ({"shared": True, "dim": 640}, "latent rows have 640"),
         ({"slots": 56}, "56 slots"),
         ({"slots": 132}, "132 slots"),
         ({"table": (1, 2), "slots": 24}, "pages have 24 slots"),
         ({"table": (1, 2), "slots": 96}, "pages have 96 slots"),
         ({}, None),
         ({"table": (1, 2), "slots": 16}, None),
+        ({"shared": True, "dim": 576}, None),
     ],
 )
 def test_a_call_that_is_not_for_it_is_refused_by_name(change, why):
@@ -215,7 +198,7 @@ def test_what_a_gpu_refuses_a_tpu_may_take():
 
     def run(q: Any, rows: Any, cache: Any) -> jax.Array:
         return api.window_attention(
-            *(q, rows, rows, cache, cache, jnp.zeros(1, jnp.int32)),
+            *(q, rows, 2 * rows, cache, 2 * cache, jnp.zeros(1, jnp.int32)),
             jnp.ones((1, 4, 4), bool),
             scale=1.0,
             implementation="require",
