@@ -42,12 +42,21 @@ def per_channel(log_decay: Float[Array, "B W H *dk"]) -> Float[Array, "B W H c"]
 
 
 def path_sums(
-    decay: Float[Array, "B W H c"], ancestors: Bool[Array, "B W W"]
+    decay: Float[Array, "B W H c"],
+    ancestors: Bool[Array, "B W W"],
+    *,
+    fused: bool = False,
 ) -> PathSums:
-    """Of the rows on each row's path, itself included."""
+    """Of the rows on each row's path, itself included.
+
+    By products, or ``fused`` by plain sums, which a GPU's compiler does all at once.
+    """
     coarse = jnp.round(decay / STEP) * STEP
 
     def along_paths(x: jax.Array) -> jax.Array:
+        if fused:
+            seen = jnp.where(ancestors[..., None, None], x[:, None], 0)
+            return jnp.sum(seen, axis=2).swapaxes(1, 2)
         # by default an accelerator would round the decays to bfloat16
         return jnp.einsum(
             "bts,bshc->bhtc",

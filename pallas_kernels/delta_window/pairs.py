@@ -36,13 +36,16 @@ def decayed_products(
 ) -> Float[Array, "B m H W W"]:
     """For each of ``m`` stacks of rows; 0 off the paths.
 
-    With one decay a channel there is a power for every pair of rows and channel. They
-    are made for a product; with ``fused`` for a plain sum instead, into which a GPU's
-    compiler puts them, so that they are never written to memory.
+    Short windows are multiplied, or with ``fused`` summed up plainly. Into a sum a
+    GPU's compiler puts all that is summed: a power for every pair of rows and channel,
+    with one decay a channel, is then never written to memory.
     """
     heads = sums.coarse.shape[1]
     if sums.coarse.shape[-1] == 1:
-        products = dot("bmgtk,bgsk->bmgts", x, k)
+        if fused and x.shape[3] <= MOST_PAIRED:
+            products = _sums(x, k[:, :, None])
+        else:
+            products = dot("bmgtk,bgsk->bmgts", x, k)
         products = jnp.repeat(products, heads // x.shape[2], axis=2)
         gap = _gap(sums, sums)[..., 0]
         return products * masked_exp(gap, ancestors[:, None])[:, None]
@@ -77,8 +80,19 @@ def _pair_by_pair(
     power = masked_exp(_gap(later, earlier), mask[:, None, :, :, None])
     keys = power * k[:, :, None]
     if fused:
-        return jnp.sum(x[:, :, :, :, None] * keys[:, None], axis=-1)
+        found = [
+            jnp.sum(x[:, i, :, :, None] * keys, axis=-1) for i in range(x.shape[1])
+        ]
+        return jnp.stack(found, axis=1)
     return dot("bmhtk,bhtsk->bmhts", x, keys)
+
+
+def _sums(
+    x: Float[Array, "B m H t dk"], keys: Float[Array, "B H t_or_1 s dk"]
+) -> Float[Array, "B m H t s"]:
+    """Products, each stack of rows by itself: a GPU's compiler does not join them."""
+    rows = [x[:, i, :, :, None] for i in range(x.shape[1])]
+    return jnp.stack([jnp.sum(row * keys, axis=-1) for row in rows], axis=1)
 
 
 def _by_blocks(

@@ -94,8 +94,8 @@ def weigh(
     *,
     fused: bool = False,
 ) -> Weights:
-    """All of a window that needs no state; ``fused`` as ``decayed_products`` has it."""
-    sums = path_sums(per_channel(log_decay), ancestors)
+    """All of a window that needs no state; ``fused``: in few steps on a GPU."""
+    sums = path_sums(per_channel(log_decay), ancestors, fused=fused)
     keys = k.swapaxes(1, 2)
     reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
     products = decayed_products(reads, keys, sums, ancestors, fused=fused)
