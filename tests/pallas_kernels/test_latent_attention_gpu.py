@@ -142,7 +142,8 @@ def test_both_warpgroups_have_all_channels_between_them():
         channels = [n for x in first + second for n in range(x.start, x.start + x.size)]
         assert channels == list(range(dim))
         widths = [sum(x.size for x in half) for half in (first, second)]
-        assert widths[0] <= 256 and widths[1] <= 320
+        assert widths[0] <= 256
+        assert widths[1] <= 320
 
 
 def lowered(kind: str) -> str:

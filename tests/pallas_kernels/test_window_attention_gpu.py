@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import compat, hopper, platforms
+from pallas_kernels import compat, gpu_products, hopper, platforms
 from pallas_kernels.aot import cuda
 from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention import api, gpu, gpu_plan
@@ -87,6 +87,12 @@ def test_a_slot_too_many_or_too_few_shows():
 
 
 @emulated
+def test_no_buffer_is_refilled_while_it_is_multiplied():
+    with gpu_products.watched():
+        check(SMALL, lengths=(300,), width=2, capacity=304, splits=1)
+
+
+@emulated
 def test_a_wait_that_is_left_out_shows(monkeypatch):
     """What the looking for races would see."""
     spec = dataclasses.replace(SMALL, q_heads=1, kv_heads=1)
@@ -155,7 +161,7 @@ def shaped(spec: AttentionSpec, width: int = 4, capacity: int = 128) -> tuple[An
         ({"table": (1, 2), "slots": 96}, "pages have 96 slots"),
         ({}, None),
         ({"table": (1, 2), "slots": 16}, None),
-        ({"shared": True, "dim": 576}, None),
+        ({"shared": True, "dim": gpu_plan.MOST_LATENT}, None),
     ],
 )
 def test_a_call_that_is_not_for_it_is_refused_by_name(change, why):
