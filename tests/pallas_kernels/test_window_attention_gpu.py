@@ -224,10 +224,18 @@ def test_what_a_gpu_refuses_a_tpu_may_take():
 
 @pytest.mark.full
 @pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
-def test_on_a_mesh_each_gpu_has_its_rows_and_heads():
-    """Compiled for four H100 that are not there: nothing is gathered."""
+@pytest.mark.parametrize(
+    ("model", "share"),
+    [("llama-3-8b", ",2,4,64,128]"), ("deepseek-v3", ",2,1,256,576]")],
+)
+def test_on_a_mesh_each_gpu_has_its_rows_and_heads(model, share):
+    """Compiled for four H100 that are not there: nothing is gathered.
+
+    A share has 2 rows, and 4 KV heads or half the query heads of the only one.
+    """
+    spec = MODELS[model]
     arrays, options = random_call(
-        MODELS["llama-3-8b"],
+        spec,
         lengths=(5, 6, 7, 8),
         width=4,
         capacity=1024,
@@ -235,7 +243,9 @@ def test_on_a_mesh_each_gpu_has_its_rows_and_heads():
     )
     mesh = Mesh(np.array(cuda.devices("h100", 4)).reshape(2, 2), ("rows", "cols"))
     rows, cache = PartitionSpec("rows", None, "cols"), PartitionSpec("rows", "cols")
-    lie = {"q": rows, "k": rows, "v": rows, "k_cache": cache, "v_cache": cache}
+    lie = {"q": rows}
+    if not spec.latent:
+        lie |= {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache}
     there = {
         name: None
         if x is None
@@ -249,6 +259,8 @@ def test_on_a_mesh_each_gpu_has_its_rows_and_heads():
 
     def run(x: dict[str, Any]) -> jax.Array:
         spread = Spread(mesh, batch="rows", heads="cols")
+        if spec.latent:
+            x = {**x, "v": x["k"], "v_cache": x["k_cache"]}
         return api.window_attention(
             **x, **options, spread=spread, implementation="require"
         )
@@ -256,7 +268,7 @@ def test_on_a_mesh_each_gpu_has_its_rows_and_heads():
     with jax.set_mesh(mesh):
         text = jax.jit(run).lower(there).compile().as_text()
     (call,) = [line for line in text.splitlines() if '"mosaic_gpu' in line]
-    assert ",2,4,64,128]" in call.split(" custom-call(")[0]  # shares, 2 rows, 4 heads
+    assert share in call.split(" custom-call(")[0]
     assert "all-gather" not in text
 
 
