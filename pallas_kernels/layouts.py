@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float
+from jaxtyping import Array, Num
 
 from pallas_kernels.window_attention.plan import LANES
 
 
-def as_kernels_read(rows: Float[Array, "B H n D"]) -> Float[Array, "B H n D"]:
-    """The same, laid out on a TPU as window attention reads the cache it goes into."""
-    order = (0, 1, 2, 3) if rows.shape[3] % LANES == 0 else (0, 1, 3, 2)
+def as_kernels_read(rows: Num[Array, "B H n *D"]) -> Num[Array, "B H n *D"]:
+    """The same, laid out on a TPU as window attention reads the cache it goes into.
+
+    Without channels they are scales, whose slots lie in lanes.
+    """
+    order = tuple(range(rows.ndim))
+    if rows.ndim == 4 and rows.shape[3] % LANES:
+        order = (0, 1, 3, 2)
 
     def laid_out(x: jax.Array) -> jax.Array:
         return with_layout_constraint(x, Layout(major_to_minor=order))

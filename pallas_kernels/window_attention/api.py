@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels import compat, platforms
 from pallas_kernels.mesh import Spread
 from pallas_kernels.window_attention import gpu, gpu_plan, reference, tpu
 from pallas_kernels.window_attention.by_row import window_attention_by_row
+from pallas_kernels.window_attention.narrow import check_scales
 from pallas_kernels.window_attention.pages import gather_pages
 from pallas_kernels.window_attention.plan import Options, refusal
 
@@ -31,8 +32,8 @@ def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
     v: Float[Array, "B W H Dv"],
-    k_cache: Float[Array, "B_or_pages H T_or_size D"],
-    v_cache: Float[Array, "B_or_pages H T_or_size Dv"],
+    k_cache: Real[Array, "B_or_pages H T_or_size D"],
+    v_cache: Real[Array, "B_or_pages H T_or_size Dv"],
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     *,
@@ -43,6 +44,8 @@ def window_attention(
     chosen: tuple[Bool[Array, "B W T"], Bool[Array, "B W W"]] | None = None,
     sinks: Float[Array, " Hq"] | None = None,
     softcap: float | None = None,
+    k_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
+    v_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
     table: Int[Array, "B blocks"] | None = None,
     spread: Spread | None = None,
     implementation: platforms.Implementation = "auto",
@@ -50,11 +53,12 @@ def window_attention(
     """As ``reference.window_attention``, by the platform's kernel if it has one.
 
     Pass one array for keys and values if they are the same: it is then read once.
-    With a ``table`` the caches are pools of pages: entry ``i`` of a row is the page of
-    its positions ``i * size ..``, and one that is no page's id stands for none.
-    ``spread`` says how batch rows and KV heads lie on several devices. For
-    ``implementation`` see ``platforms.choose``.
+    With a ``table`` the caches are pools of pages, and so are their scales: entry ``i``
+    of a row is the page of its positions ``i * size ..``, and one that is no page's id
+    stands for none. ``spread`` says how batch rows and KV heads lie on several devices.
+    For ``implementation`` see ``platforms.choose``.
     """
+    check_scales(k_cache, v_cache, k_scale, v_scale)
     shared = v is k and v_cache is k_cache
     options = Options(
         scale=scale,
@@ -63,6 +67,7 @@ def window_attention(
         ring=slots is not None,
         shared=shared,
         with_lse=sinks is not None,
+        scaled=k_scale is not None,
     )
     call, narrowed = (q, k_cache, v_cache, table), chosen is not None
     return platforms.choose(
@@ -79,9 +84,10 @@ def window_attention(
             slots,
             sinks,
             table,
+            *(() if k_scale is None else (k_scale, v_scale)),
         ),
         reference=functools.partial(_reference, chosen=chosen, options=options),
-        kernels=_kernels(call, options, spread, narrowed=narrowed),
+        kernels=_kernels(call, options, spread, window=k.dtype, narrowed=narrowed),
         implementation=implementation,
     )
 
@@ -91,6 +97,7 @@ def _kernels(
     options: Options,
     spread: Spread | None,
     *,
+    window: Any,
     narrowed: bool,
 ) -> dict[platforms.Platform, platforms.Kernel]:
     """By platform, with what each has against queries, caches and table."""
@@ -99,12 +106,19 @@ def _kernels(
     def kernel(run: Callable[..., jax.Array], against: str | None) -> platforms.Kernel:
         run = functools.partial(run, options=options)
         if spread is not None:
-            run = _on_each_device(run, spread, q, k_cache, table is not None)
+            run = _on_each_device(run, spread, q, k_cache, table is not None, options)
         return platforms.Kernel(run, against)
 
+    against_tpu = refusal(
+        *call,
+        narrowed=narrowed,
+        window=window,
+        shared=options.shared,
+        scaled=options.scaled,
+    )
     against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed)
     return {
-        "tpu": kernel(tpu.window_attention, refusal(*call, narrowed=narrowed)),
+        "tpu": kernel(tpu.window_attention, against_tpu),
         "cuda": kernel(gpu.window_attention, against_gpu),
     }
 
@@ -121,7 +135,7 @@ def _reference(
     slots: jax.Array | None,
     sinks: jax.Array | None,
     table: jax.Array | None,
-    *,
+    *scales: jax.Array,
     chosen: tuple[jax.Array, jax.Array] | None,
     options: Options,
 ) -> jax.Array:
@@ -129,6 +143,7 @@ def _reference(
     if table is not None:
         k_cache = gather_pages(k_cache, table)
         v_cache = None if v_cache is None else gather_pages(v_cache, table)
+        scales = tuple(gather_pages(scale, table) for scale in scales)
     return reference.window_attention(
         q,
         k,
@@ -144,6 +159,7 @@ def _reference(
         chosen=chosen,
         sinks=sinks,
         softcap=options.softcap,
+        **dict(zip(("k_scale", "v_scale"), scales, strict=False)),
     )
 
 
@@ -153,6 +169,7 @@ def _on_each_device(
     q: jax.Array,
     k_cache: jax.Array,
     paged: bool,
+    options: Options,
 ) -> Callable[..., jax.Array]:
     """The kernel on the batch rows and heads of each device.
 
@@ -171,6 +188,7 @@ def _on_each_device(
         *(queries, rows, rows, cache, cache),
         *(by_row, by_row, by_row, by_row),  # lengths, ancestors, positions, slots
         *(PartitionSpec(heads), by_row),  # sinks, table
+        *((cache, cache) if options.scaled else ()),
     )
 
     def run(*arguments: Any, interpret: compat.Interpret = False) -> jax.Array:

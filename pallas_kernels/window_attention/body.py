@@ -29,6 +29,9 @@ class Refs:
     k_cache: tuple[Any, ...]
     """One stretch of slots, or pages that follow one another."""
     v_cache: tuple[Any, ...]
+    k_scale: tuple[Any, ...]
+    """As the caches, of all heads; empty: there are none."""
+    v_scale: tuple[Any, ...]
     out: Any
     lse: Any
     top: Any
@@ -39,17 +42,21 @@ class Refs:
 def named(refs: tuple[Any, ...], plan: Plan, options: Options) -> Refs:
     """By their order in the call."""
     left = list(refs)
+
+    def pieces(there: bool = True) -> tuple[Any, ...]:
+        return tuple(left.pop(0) for _ in range(plan.pages or 1)) if there else ()
+
     q, facts, k = left.pop(0), left.pop(0), left.pop(0)
     v = k if options.shared else left.pop(0)
     slots = left.pop(0) if options.ring else None
-    pieces = plan.pages or 1
-    k_cache = tuple(left.pop(0) for _ in range(pieces))
-    v_cache = k_cache
-    if not options.shared:
-        v_cache = tuple(left.pop(0) for _ in range(pieces))
+    k_cache = pieces()
+    v_cache = k_cache if options.shared else pieces()
+    k_scale, v_scale = pieces(options.scaled), pieces(options.scaled)
     out = left.pop(0)
     lse = left.pop(0) if options.with_lse else None
-    return Refs(q, facts, k, v, slots, k_cache, v_cache, out, lse, *left)
+    return Refs(
+        q, facts, k, v, slots, k_cache, v_cache, k_scale, v_scale, out, lse, *left
+    )
 
 
 def kernel(
@@ -70,20 +77,24 @@ def kernel(
     here = at < behinds[row]
     always_masked = options.ring or options.reach is not None
     whole = jnp.logical_and(base + plan.block <= length, not always_masked)
+    head = pl.program_id(1) * plan.heads
 
     @pl.when(jnp.logical_and(here, whole))
     def _() -> None:
-        scores = _scores(x.q[0], _stretch(x.k_cache, turned), options, turned)
-        _go_on(x, scores, _stretch(x.v_cache, turned), turned)
+        keys, values = _stretch(x.k_cache, x, turned), _stretch(x.v_cache, x, turned)
+        scores = _scores(x.q[0], keys, options, turned, _scales(x.k_scale, head, plan))
+        _go_on(x, scores, values, turned, _scales(x.v_scale, head, plan))
 
     @pl.when(jnp.logical_and(here, jnp.logical_not(whole)))
     def _() -> None:
-        seen, held = _visible(x, base, length, plan, options)
-        scores = _scores(x.q[0], _stretch(x.k_cache, turned), options, turned)
+        seen, held, held_values = _visible(x, base, length, plan, options)
+        keys, values = _stretch(x.k_cache, x, turned), _stretch(x.v_cache, x, turned)
+        scores = _scores(x.q[0], keys, options, turned, _scales(x.k_scale, head, plan))
         # 0 * NaN is NaN, and slots that hold nothing may hold anything
-        values = _stretch(x.v_cache, turned)
-        values = jnp.where(held, values, jnp.zeros((), values.dtype))
-        _go_on(x, jnp.where(seen, scores, -jnp.inf), values, turned)
+        values = jnp.where(held_values, values, jnp.zeros((), values.dtype))
+        scales = _scales(x.v_scale, head, plan)
+        scales = None if scales is None else jnp.where(held, scales, 0.0)
+        _go_on(x, jnp.where(seen, scores, -jnp.inf), values, turned, scales)
 
     @pl.when(step == plan.blocks - 1)
     def _() -> None:
@@ -110,6 +121,7 @@ def _go_on(
     scores: Float[Array, "H R T"],
     values: Float[Array, "H x y"],
     turned: bool = False,
+    scales: Float[Array, "H 1 T"] | None = None,
 ) -> None:
     """Take more keys into the softmax."""
     top = jnp.maximum(x.top[...], jnp.max(scores, axis=-1, keepdims=True))
@@ -117,16 +129,30 @@ def _go_on(
     weights = jnp.exp(scores - top)
     x.top[...] = top
     x.total[...] = x.total[...] * before + jnp.sum(weights, axis=-1, keepdims=True)
+    if scales is not None:
+        weights = weights * scales
     x.sum[...] = x.sum[...] * before + _product(
         weights.astype(values.dtype), values, contract=2 if turned else 1
     )
 
 
-def _stretch(pieces: tuple[Any, ...], turned: bool) -> Float[Array, "H x y"]:
-    """The slots of a step, one behind the other."""
-    if len(pieces) == 1:
-        return pieces[0][0]
-    return jnp.concatenate([ref[0] for ref in pieces], axis=2 if turned else 1)
+def _stretch(pieces: tuple[Any, ...], x: Refs, turned: bool) -> Float[Array, "H x y"]:
+    """The slots of a step, one behind the other, in the dtype of the queries."""
+    wide = [ref[0].astype(x.q.dtype) for ref in pieces]
+    return wide[0] if len(wide) == 1 else jnp.concatenate(wide, 2 if turned else 1)
+
+
+def _scales(
+    pieces: tuple[Any, ...], head: jax.Array, plan: Plan
+) -> Float[Array, "H 1 T"] | None:
+    """Of the heads of this step, from ``head`` on."""
+    if not pieces:
+        return None
+    every = pieces[0].shape[1] == plan.heads
+    at = slice(None) if every else pl.ds(head, plan.heads)
+    rows = [ref[0, at] for ref in pieces]
+    row = rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=1)
+    return row[:, None]
 
 
 def _scores(
@@ -134,8 +160,11 @@ def _scores(
     keys: Float[Array, "H x y"],
     options: Options,
     turned: bool = False,
+    scales: Float[Array, "H 1 T"] | None = None,
 ) -> Float[Array, "H R T"]:
     scores = _product(q, keys, contract=1 if turned else 2)
+    if scales is not None:
+        scores = scores * scales
     if options.softcap is not None:
         scores = options.softcap * jnp.tanh(scores / options.softcap)
     return scores
@@ -157,8 +186,10 @@ def _product(
 
 def _visible(
     x: Refs, base: jax.Array, length: jax.Array, plan: Plan, options: Options
-) -> tuple[Bool[Array, "1 R_or_1 T"], Bool[Array, "1 x y"]]:
-    """Which slots of this block each row sees, and which hold something."""
+) -> tuple[Bool[Array, "1 R_or_1 T"], Bool[Array, "1 1 T"], Bool[Array, "1 x y"]]:
+    """Which slots of this block each row sees, and which hold something: the latter as
+    they lie beside scores, and as beside values.
+    """
     block = plan.block
     slot = base + jax.lax.broadcasted_iota(jnp.int32, (1, block), 1)
     if options.ring:
@@ -174,9 +205,9 @@ def _visible(
         first = jnp.where(lane == FIRST_LANE, x.facts[0], EARLIEST)
         seen = held & (position > jnp.max(first, axis=1, keepdims=True))
     if plan.turned:
-        return seen[None], held[None]
+        return seen[None], held[None], held[None]
     if options.ring:
         column = jnp.broadcast_to(held.astype(jnp.int32), (8, block)).T[:, :1] != 0
     else:
         column = jax.lax.broadcasted_iota(jnp.int32, (block, 1), 0) + base < length
-    return seen[None], column[None]
+    return seen[None], held[None], column[None]

@@ -17,6 +17,9 @@ BATCH = 3
 """With it no cache has the shape of something else."""
 
 
+NARROW = {jnp.int8: "-int8", jnp.float8_e4m3fn: "-fp8"}
+
+
 def _call(
     x: dict[str, Any], lengths: jax.Array, spec: AttentionSpec, scale: float = 0.125
 ) -> jax.Array:
@@ -37,22 +40,31 @@ def _call(
         reach=spec.reach,
         sinks=x["sinks"],
         softcap=spec.softcap,
+        k_scale=x["k_scale"],
+        v_scale=x["v_scale"],
         implementation="require",
     )
 
 
 def _inputs(
-    spec: AttentionSpec, width: int, capacity: int, dtype: Any, size: int | None = None
+    spec: AttentionSpec,
+    width: int,
+    capacity: int,
+    dtype: Any,
+    size: int | None = None,
+    narrow: Any = None,
 ) -> dict[str, Any]:
     capacity = capacity if spec.reach is None else spec.reach
     heads, dim = spec.kv_heads, spec.dim
     rows = array(BATCH, width, heads, dim, dtype=dtype)
-    cache = array(BATCH, heads, capacity, dim, dtype=dtype)
+    places = (BATCH, heads, capacity)
     table = None
     if size is not None:
         blocks = capacity // size
-        cache = array(BATCH * blocks + 5, heads, size, dim, dtype=dtype)
+        places = (BATCH * blocks + 5, heads, size)
         table = array(BATCH, blocks, dtype=jnp.int32)
+    cache = array(*places, dim, dtype=dtype if narrow is None else narrow)
+    scales = None if narrow is None else array(*places, dtype=jnp.float32)
     return {
         "table": table,
         "q": array(BATCH, width, spec.q_heads, dim, dtype=dtype),
@@ -60,6 +72,8 @@ def _inputs(
         "v": None if spec.latent else rows,
         "k_cache": cache,
         "v_cache": None if spec.latent else cache,
+        "k_scale": scales,
+        "v_scale": scales,
         "ancestors": array(BATCH, width, width, dtype=jnp.bool_),
         "slots": None
         if spec.reach is None
@@ -74,26 +88,34 @@ def _case(
     capacity: int = 8192,
     dtype: Any = jnp.bfloat16,
     size: int | None = None,
+    narrow: Any = None,
     gpu: bool = True,
 ) -> Case:
     spec = MODELS[model]
-    x = _inputs(spec, width, capacity, dtype, size)
+    x = _inputs(spec, width, capacity, dtype, size, narrow)
     name = f"{model}-w{width}" + ("" if dtype == jnp.bfloat16 else "-f32")
+    name += NARROW.get(narrow, "")
     name += "" if size is None else f"-pages-{size}"
     return Case(
         operation="window_attention",
         name=name,
         function=functools.partial(_call, spec=spec),
         arguments=(x, array(BATCH, dtype=jnp.int32)),
-        kept=(x["k_cache"].shape,),
-        platforms=_platforms(spec) if gpu else ("tpu",),
+        kept=_kept(x),
+        platforms=_platforms(spec, narrow) if gpu else ("tpu",),
     )
 
 
-def _platforms(spec: AttentionSpec) -> tuple[str, ...]:
-    """Older JAX makes no kernel of the widest for a GPU."""
+def _platforms(spec: AttentionSpec, narrow: Any) -> tuple[str, ...]:
+    """Older JAX makes no kernel of the widest for a GPU, and none knows codes there."""
     most = MOST_LATENT if spec.latent else MOST_DIM
-    return ("tpu", "cuda") if spec.dim <= most else ("tpu",)
+    return ("tpu", "cuda") if spec.dim <= most and narrow is None else ("tpu",)
+
+
+def _kept(caches: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what must not be copied."""
+    arrays = (caches["k_cache"], caches["k_scale"])
+    return tuple(x.shape for x in arrays if x is not None)
 
 
 def _rounds(
@@ -113,9 +135,15 @@ def _rounds(
     ) -> jax.Array:
         for b in range(BATCH):
             new = jax.lax.dynamic_slice_in_dim(rows[b], chosen[b], 1, 0)
-            at = (jnp.int32(b), jnp.int32(0), lengths[b], jnp.int32(0))
+            ends = (jnp.int32(0),) * (cache.ndim - 3)
+            at = (jnp.int32(b), jnp.int32(0), lengths[b], *ends)
             cache = jax.lax.dynamic_update_slice(cache, new.swapaxes(0, 1)[None], at)
         return cache
+
+    def added(name: str, cache: jax.Array) -> jax.Array:
+        """Whatever has the shape of what a codec makes of the window's rows."""
+        rows = rest[name[0]]
+        return (rows if cache.ndim == 4 else rows[..., 0]).astype(cache.dtype)
 
     def one(_: jax.Array, carry: Any) -> Any:
         caches, lengths, read = carry
@@ -124,7 +152,7 @@ def _rounds(
         caches = {
             name: None
             if cache is None
-            else write(cache, rest[name[0]], lengths, chosen)
+            else write(cache, added(name, cache), lengths, chosen)
             for name, cache in caches.items()
         }
         return caches, lengths + 1, read + found
@@ -134,18 +162,25 @@ def _rounds(
     return caches, read
 
 
-def _loop(model: str, width: int = 4, capacity: int = 4096) -> Case:
+def _loop(
+    model: str,
+    width: int = 4,
+    capacity: int = 4096,
+    narrow: Any = None,
+) -> Case:
     spec = MODELS[model]
-    x = _inputs(spec, width, capacity, jnp.bfloat16)
-    caches = {name: x.pop(name) for name in ("k_cache", "v_cache")}
+    x = _inputs(spec, width, capacity, jnp.bfloat16, narrow=narrow)
+    caches = {
+        name: x.pop(name) for name in ("k_cache", "v_cache", "k_scale", "v_scale")
+    }
     return Case(
         operation="window_attention",
-        name=f"{model}-loop",
+        name=f"{model}{NARROW.get(narrow, '')}-loop",
         function=functools.partial(_rounds, spec=spec),
         arguments=(caches, x, array(BATCH, dtype=jnp.int32)),
         donated=(0,),
-        kept=(caches["k_cache"].shape,),
-        platforms=_platforms(spec),
+        kept=_kept(caches),
+        platforms=_platforms(spec, narrow),
     )
 
 
@@ -173,4 +208,18 @@ CASES = [
     _loop("llama-3-8b"),
     _loop("llama-3.2-1b"),
     _loop("deepseek-v3"),
+    *[
+        case
+        for narrow in (jnp.int8, jnp.float8_e4m3fn)
+        for case in (
+            _case("llama-3-8b", narrow=narrow),
+            _case("llama-3-8b", narrow=narrow, size=128),
+            _case("llama-3.2-1b", narrow=narrow),
+            _case("gpt-oss-20b-local", width=4, narrow=narrow),
+            _loop("llama-3-8b", narrow=narrow),
+        )
+    ],
+    _case("phi-2", capacity=2003, narrow=jnp.int8),
+    _case("llama-3-8b", dtype=jnp.float32, narrow=jnp.int8),
+    _loop("llama-3.2-1b", narrow=jnp.int8),
 ]

@@ -6,9 +6,12 @@ All of it follows from shapes, dtypes and options, before anything is lowered.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.window_attention.narrow import NARROW, computed_in, is_narrow
 
 Shaped = jax.Array | jax.ShapeDtypeStruct
 
@@ -95,6 +98,8 @@ class Options:
     shared: bool = False
     """Keys are the values too, as of latent attention."""
     with_lse: bool = False
+    scaled: bool = False
+    """A narrow cache with a scale a slot and head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +129,19 @@ class Plan:
         return self.row_tile * self.row_tiles
 
 
-def make_plan(shapes: Shapes, dtype: jnp.dtype, *, block: int | None = None) -> Plan:
-    """Tiles for a cache of this dtype; ``block`` overrides the slots of a step."""
-    whole = 8 * 4 // jnp.dtype(dtype).itemsize  # rows of one packed tile
+def make_plan(
+    shapes: Shapes,
+    dtype: jnp.dtype,
+    *,
+    window: jnp.dtype | None = None,
+    block: int | None = None,
+) -> Plan:
+    """Tiles for a cache of this dtype; ``block`` overrides the slots of a step.
+
+    ``window`` is the dtype of the window's keys, in which narrow caches are computed.
+    """
+    wide = computed_in(dtype, dtype if window is None else window)
+    whole = 8 * 4 // wide.itemsize  # rows of one packed tile
     row_tiles = -(-shapes.rows // ROW_TILE)
     row_tile = _up(-(-shapes.rows // row_tiles), whole)
     wanted, size = block or BLOCK, shapes.page_size
@@ -173,16 +188,28 @@ def refusal(
     table: Shaped | None = None,
     *,
     narrowed: bool,
+    window: Any = None,
+    shared: bool = False,
+    scaled: bool = False,
 ) -> str | None:
-    """Why the TPU's kernel cannot take a call; ``None``: it can."""
+    """Why the TPU's kernel cannot take a call; ``None``: it can.
+
+    ``window`` is the dtype of the window's keys, which a narrow cache is computed in;
+    for ``shared`` and ``scaled`` see ``Options``.
+    """
     shapes = shapes_of(q, k_cache, v_cache, table)
     dtype = jnp.dtype(k_cache.dtype).name
     if narrowed:
         return "its keys are chosen by an indexer"
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return "64-bit types are enabled"
-    if dtype not in CACHE_DTYPES or v_cache.dtype != k_cache.dtype:
-        return f"its cache is {dtype}, and {', '.join(CACHE_DTYPES)} are known"
+    if dtype not in (*CACHE_DTYPES, *NARROW) or v_cache.dtype != k_cache.dtype:
+        known = ", ".join((*CACHE_DTYPES, *NARROW))
+        return f"its cache is {dtype}, and {known} are known"
+    if is_narrow(dtype):
+        against = _refused_narrow(shapes, dtype, window, shared, scaled)
+        if against is not None:
+            return against
     if shapes.width > MOST_ROWS:
         return f"its window has {shapes.width} rows, and {MOST_ROWS} are the most"
     if table is not None and table.shape[0] * table.shape[1] > MOST_TABLE:
@@ -196,6 +223,23 @@ def refusal(
         return f"its keys have {shapes.dim} channels and its values {shapes.value_dim}"
     if shapes.dim > MOST_DIM:
         return f"its heads have {shapes.dim} channels, and {MOST_DIM} are the most"
+    return None
+
+
+def _refused_narrow(
+    shapes: Shapes, dtype: str, window: Any, shared: bool, scaled: bool
+) -> str | None:
+    """What there is against a cache of one byte a number."""
+    if window is None or jnp.dtype(window).name not in CACHE_DTYPES:
+        return f"its window is {window}, and {', '.join(CACHE_DTYPES)} are known"
+    if shared:
+        return f"its keys are its values too, which is not known of {dtype} caches"
+    size = shapes.page_size
+    if scaled and size is not None and size % LANES:
+        return (
+            f"its pages have {size} slots: scales are read without a copy from pages "
+            f"of a multiple of {LANES}"
+        )
     return None
 
 

@@ -41,12 +41,15 @@ def random_call(
     width: int,
     capacity: int,
     dtype: Any = jnp.float32,
+    cache: Any = None,
+    scaled: bool = True,
     reach: int | None = None,
     seed: int = 0,
 ) -> Call:
     """A call at a model's heads, for batch rows of these committed lengths.
 
     A model with a sliding window has a ring; ``reach`` gives one to a contiguous cache.
+    ``cache`` is a narrow dtype for the cache, then ``scaled`` or not.
     """
     draw = np.random.default_rng(seed)
     batch, dim = len(lengths), spec.dim
@@ -66,11 +69,10 @@ def random_call(
     else:
         held = np.arange(capacity) < committed[:, None]
     at = (batch, width, spec.kv_heads, dim)
-    cache = (batch, spec.kv_heads, capacity, dim)
+    shape = (batch, spec.kv_heads, capacity, dim)
 
     def poisoned() -> jax.Array:
-        rows = np.where(held[:, None, :, None], normal(*cache), np.nan)
-        return jnp.asarray(rows, dtype)
+        return _poisoned(normal(*shape), held, dtype)
 
     k, k_cache = jnp.asarray(normal(*at), dtype), poisoned()
     arrays = {
@@ -85,6 +87,9 @@ def random_call(
         "slots": None if slots is None else jnp.asarray(slots, jnp.int32),
         "sinks": jnp.asarray(normal(spec.q_heads)) if spec.sinks else None,
     }
+    if cache is not None:
+        for name in ("k", "v"):
+            arrays |= _narrow(name, normal(*shape), held, jnp.dtype(cache), scaled)
     options = {
         "scale": dim**-0.5,
         "reach": spec.reach if reach is None else reach,
@@ -93,10 +98,37 @@ def random_call(
     return arrays, options
 
 
+def _narrow(
+    name: str, rows: np.ndarray, held: np.ndarray, dtype: np.dtype, scaled: bool
+) -> dict[str, jax.Array]:
+    """A cache in codes; its scales are no powers of two, and no two of them alike."""
+    if not scaled:
+        return {f"{name}_cache": _poisoned(rows, held, dtype)}
+    scale = np.max(np.abs(rows), axis=-1) / (127 if dtype == np.int8 else 448)
+    codes = rows / scale[..., None]
+    if dtype == np.int8:
+        codes = np.rint(codes)
+    return {
+        f"{name}_cache": _poisoned(codes, held, dtype),
+        f"{name}_scale": _poisoned(scale, held, jnp.dtype(jnp.float32)),
+    }
+
+
+def _poisoned(rows: np.ndarray, held: np.ndarray, dtype: Any) -> jax.Array:
+    """Slots (axis 2) that hold nothing are NaN, or as large as the dtype has it."""
+    held = held.reshape(held.shape[0], 1, held.shape[1], *[1] * (rows.ndim - 3))
+    return jnp.asarray(np.where(held, rows, rubbish(dtype)), dtype)
+
+
+def rubbish(dtype: Any) -> float:
+    """What shows most, if it is looked at."""
+    return 127.0 if jnp.dtype(dtype) == jnp.int8 else np.nan
+
+
 def in_pages(arrays: dict[str, Any], size: int, seed: int = 0) -> dict[str, Any]:
     """The same call with its cache in pages, which lie in no order.
 
-    Rows hold pages for their lengths only; all the rest of the pool is NaN.
+    Rows hold pages for their lengths only; all the rest of the pool is rubbish.
     """
     draw = np.random.default_rng(seed)
     lengths = np.asarray(arrays["lengths"])
@@ -108,17 +140,22 @@ def in_pages(arrays: dict[str, Any], size: int, seed: int = 0) -> dict[str, Any]
     table = np.where(held, ids, pages).astype(np.int32)
 
     def pool(cache: jax.Array) -> jax.Array:
+        fill = rubbish(cache.dtype)
         rows = np.asarray(cache, np.float32)
-        _, heads, _, dim = rows.shape
-        missing = [(0, 0), (0, 0), (0, blocks * size - capacity), (0, 0)]
-        rows = np.pad(rows, missing, constant_values=np.nan)
-        rows = rows.reshape(batch, heads, blocks, size, dim).swapaxes(1, 2)
-        out = np.full((pages, heads, size, dim), np.nan, np.float32)
+        _, heads, _, *dim = rows.shape
+        missing = [(0, 0), (0, 0), (0, blocks * size - capacity), *[(0, 0)] * len(dim)]
+        rows = np.pad(rows, missing, constant_values=fill)
+        rows = rows.reshape(batch, heads, blocks, size, *dim).swapaxes(1, 2)
+        out = np.full((pages, heads, size, *dim), fill, np.float32)
         out[table[held]] = rows[held]
         return jnp.asarray(out, cache.dtype)
 
-    k_cache = pool(arrays["k_cache"])
     shared = arrays["v_cache"] is arrays["k_cache"]
-    v_cache = k_cache if shared else pool(arrays["v_cache"])
-    table = jnp.asarray(table)
-    return {**arrays, "k_cache": k_cache, "v_cache": v_cache, "table": table}
+    pooled = {
+        name: pool(arrays[name])
+        for name in ("k_cache", "v_cache", "k_scale", "v_scale")
+        if name in arrays
+    }
+    if shared:
+        pooled["v_cache"] = pooled["k_cache"]
+    return {**arrays, **pooled, "table": jnp.asarray(table)}

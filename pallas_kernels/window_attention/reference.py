@@ -5,15 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
+
+from pallas_kernels.window_attention.narrow import check_scales, computed_in
 
 
 def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
     v: Float[Array, "B W H Dv"],
-    k_cache: Float[Array, "B H T D"],
-    v_cache: Float[Array, "B H T Dv"],
+    k_cache: Real[Array, "B H T D"],
+    v_cache: Real[Array, "B H T Dv"],
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     *,
@@ -24,6 +26,8 @@ def window_attention(
     chosen: tuple[Bool[Array, "B W T"], Bool[Array, "B W W"]] | None = None,
     sinks: Float[Array, " Hq"] | None = None,
     softcap: float | None = None,
+    k_scale: Float[Array, "B H T"] | None = None,
+    v_scale: Float[Array, "B H T"] | None = None,
 ) -> Float[Array, "B W Hq Dv"]:
     """Attention of window rows to the committed cache and to their own ancestors.
 
@@ -39,20 +43,36 @@ def window_attention(
     - ``chosen`` narrows what is seen, in the cache and in the window.
     - ``sinks``: one more logit a head, of a key without a value.
     - ``softcap``: scores become ``softcap * tanh(score / softcap)``.
+    - ``k_scale``, ``v_scale``: of a cache in int8 or float8_e4m3fn, whose keys are
+      ``k_cache * k_scale[..., None]``, and values likewise. Without them, which float8
+      allows, the scales are 1. The window's own keys stay in the dtype that they come
+      in, and products are computed in it: scores are scaled behind the first product,
+      and weights before the second.
 
-    Slots that hold nothing may hold anything, NaN included; keys and values of window
-    rows that nobody may see must be finite.
+    Slots that hold nothing may hold anything, NaN included, and so may their scales;
+    keys and values of window rows that nobody may see must be finite.
+
+    Raises ``ValueError`` for scales that do not go with the caches.
     """
+    check_scales(k_cache, v_cache, k_scale, v_scale)
     batch, width, q_heads, _ = q.shape
     kv_heads = k_cache.shape[1]
     group = q_heads // kv_heads
     acc = np.promote_types(q.dtype, np.float32)
+    key_dtype = computed_in(k_cache.dtype, k.dtype)
+    value_dtype = computed_in(v_cache.dtype, v.dtype)
 
     def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum(spec, a, b, preferred_element_type=acc)
 
-    def scores(keys: jax.Array, mask: Bool[Array, "B rows_or_1 T"]) -> jax.Array:
-        out = product("bhrd,bhtd->bhrt", rows, keys.astype(k_cache.dtype))
+    def scores(
+        keys: jax.Array,
+        mask: Bool[Array, "B rows_or_1 T"],
+        by_slot: Float[Array, "B H T"] | None = None,
+    ) -> jax.Array:
+        out = product("bhrd,bhtd->bhrt", rows, keys.astype(key_dtype))
+        if by_slot is not None:
+            out = out * by_slot[:, :, None].astype(acc)
         if softcap is not None:
             out = softcap * jnp.tanh(out / softcap)
         every = mask if mask.shape[1] == 1 else jnp.tile(mask, (1, group, 1))
@@ -61,12 +81,12 @@ def window_attention(
     # the query heads of one KV head and the window rows form the rows of one product
     rows = q.reshape(batch, width, kv_heads, group, -1).transpose(0, 2, 3, 1, 4)
     rows = rows * jnp.asarray(scale, q.dtype)
-    rows = rows.reshape(batch, kv_heads, group * width, -1).astype(k_cache.dtype)
+    rows = rows.reshape(batch, kv_heads, group * width, -1).astype(key_dtype)
     if slots is None:
         slots = jnp.arange(k_cache.shape[2], dtype=jnp.int32)[None]
     held = (slots >= 0) & (slots < lengths[:, None])
     masks = _masks(held, ancestors, positions, slots, reach, chosen)
-    old = scores(k_cache, masks[0])
+    old = scores(k_cache, masks[0], k_scale)
     new = scores(k.transpose(0, 2, 1, 3), masks[1])
 
     top = jnp.maximum(old.max(axis=-1), new.max(axis=-1))[..., None]
@@ -79,9 +99,11 @@ def window_attention(
     total = old.sum(axis=-1, keepdims=True) + new.sum(axis=-1, keepdims=True)
     if sink is not None:
         total = total + jnp.exp(sink - top)
-    out = _weighted(old.astype(v_cache.dtype), v_cache, held, acc)
-    values = v.transpose(0, 2, 1, 3).astype(v_cache.dtype)
-    out = out + product("bhrw,bhwd->bhrd", new.astype(v_cache.dtype), values)
+    if v_scale is not None:
+        old = old * jnp.where(held[:, None], v_scale, 0.0)[:, :, None].astype(acc)
+    out = _weighted(old.astype(value_dtype), v_cache.astype(value_dtype), held, acc)
+    values = v.transpose(0, 2, 1, 3).astype(value_dtype)
+    out = out + product("bhrw,bhwd->bhrd", new.astype(value_dtype), values)
     out = (out / total).reshape(batch, kv_heads, group, width, -1)
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, q_heads, -1)
 

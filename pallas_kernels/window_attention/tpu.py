@@ -5,6 +5,8 @@ on with their softmax (Milakov and Gimelshein, 1805.02867): a running maximum, t
 sum. The window's own keys come first, so that maximum is finite from the start. Blocks
 beyond a row's length, and those that a sliding window has left behind, are neither
 copied nor looked at. Of a paged cache a block is several pages, each copied by itself.
+A cache of one byte a number is copied as it is and widened here, and its scales with
+it, of all heads at once: their slots lie in lanes, as those of scores do.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels import compat
 from pallas_kernels.window_attention.body import kernel
+from pallas_kernels.window_attention.narrow import computed_in
 from pallas_kernels.window_attention.plan import (
     LANES,
     Options,
@@ -43,14 +46,16 @@ def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
     v: Float[Array, "B W H Dv"] | None,
-    k_cache: Float[Array, "B_or_pages H T_or_size D"],
-    v_cache: Float[Array, "B_or_pages H T_or_size Dv"] | None,
+    k_cache: Real[Array, "B_or_pages H T_or_size D"],
+    v_cache: Real[Array, "B_or_pages H T_or_size Dv"] | None,
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     positions: Int[Array, "B W"] | None,
     slots: Int[Array, "B T"] | None,
     sinks: Float[Array, " Hq"] | None,
     table: Int[Array, "B blocks"] | None = None,
+    k_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
+    v_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
     *,
     options: Options,
     block: int | None = None,
@@ -61,15 +66,17 @@ def window_attention(
     ``block`` overrides how many slots are read in a step.
     """
     caches = [k_cache] if v_cache is None else [k_cache, v_cache]
+    scales = [scale for scale in (k_scale, v_scale) if scale is not None]
     shapes = shapes_of(q, caches[0], caches[-1], table)
-    plan = make_plan(shapes, k_cache.dtype, block=block)
-    dtype = k_cache.dtype
+    plan = make_plan(shapes, k_cache.dtype, window=k.dtype, block=block)
+    dtype = computed_in(k_cache.dtype, k.dtype)
     if not options.ring:  # which holds the last of more positions than it has slots
         lengths = jnp.minimum(lengths, shapes.capacity)
     if plan.turned:
         caches = [cache.swapaxes(2, 3) for cache in caches]
     if interpret is False:
         caches = [compat.left_in_hbm(cache) for cache in caches]
+        scales = [compat.left_in_hbm(scale) for scale in scales]
     known = [
         lengths,
         *steps_in_sight(lengths, positions, options, plan.block, plan.blocks),
@@ -84,7 +91,7 @@ def window_attention(
         compiler_params=compat.tpu_params(
             ("parallel", "parallel", "parallel", "arbitrary")
         ),
-        cost_estimate=_cost(shapes, dtype, options),
+        cost_estimate=_cost(shapes, k_cache.dtype, options),
         interpret=interpret,
         name="window_attention",
     )(
@@ -93,7 +100,7 @@ def window_attention(
         row_facts(ancestors, positions, options.reach, shapes, plan),
         *[pack_keys(rows, plan.window, dtype) for rows in (k, v) if rows is not None],
         *([] if slots is None else [slots[:, None]]),
-        *[cache for cache in caches for _ in range(plan.pages or 1)],
+        *[array for array in (*caches, *scales) for _ in range(plan.pages or 1)],
     )
     read = out[0]
     if sinks is not None:
@@ -128,6 +135,7 @@ def _grid(shapes: Shapes, plan: Plan, options: Options) -> pltpu.PrefetchScalarG
             *[pl.BlockSpec((1, heads, plan.window, n), window) for n in dims],
             *([_slots_spec(plan)] if options.ring else []),
             *[spec for n in dims for spec in _cache_specs(n, shapes, plan)],
+            *(2 * _scale_specs(shapes, plan) if options.scaled else []),
         ],
         out_specs=out_specs,
         scratch_shapes=[
@@ -152,36 +160,55 @@ def _slots_spec(plan: Plan) -> pl.BlockSpec:
 
 def _cache_specs(dim: int, shapes: Shapes, plan: Plan) -> list[pl.BlockSpec]:
     """Of one cache: a block of its slots, or the pages that make one up."""
+    size = shapes.page_size or plan.block
 
-    def spec(size: int, index: Any) -> pl.BlockSpec:
-        if not plan.turned:
-            return pl.BlockSpec((1, plan.heads, size, dim), index)
+    def spec(piece: Any) -> pl.BlockSpec:
+        def index(*at: Any) -> Any:
+            row, t = piece(*at)
+            return (row, at[1], 0, t) if plan.turned else (row, at[1], t, 0)
 
-        def turned(*at: Any) -> Any:
-            b, h, t, n = index(*at)
-            return b, h, n, t
+        ends = (dim, size) if plan.turned else (size, dim)
+        return pl.BlockSpec((1, plan.heads, *ends), index)
 
-        return pl.BlockSpec((1, plan.heads, dim, size), turned)
+    return [spec(piece) for piece in _pieces(shapes, plan)]
 
-    def stretch(b: Any, h: Any, r: Any, j: Any, lengths: Any, *ends: Any) -> Any:
-        return b, h, _block_at(b, j, *ends), 0
 
-    if shapes.page_size is None:
-        return [spec(plan.block, stretch)]
+def _scale_specs(shapes: Shapes, plan: Plan) -> list[pl.BlockSpec]:
+    """Of one cache's scales: all heads of the same slots."""
+    size = shapes.page_size or plan.block
+
+    def spec(piece: Any) -> pl.BlockSpec:
+        def index(*at: Any) -> Any:
+            row, t = piece(*at)
+            return row, 0, t
+
+        return pl.BlockSpec((1, shapes.kv_heads, size), index)
+
+    return [spec(piece) for piece in _pieces(shapes, plan)]
+
+
+def _pieces(shapes: Shapes, plan: Plan) -> list[Any]:
+    """Where the pieces of a step lie: in which batch row or page, and where there."""
     size = shapes.page_size
+    if size is None:
+
+        def stretch(b: Any, h: Any, r: Any, j: Any, lengths: Any, *ends: Any) -> Any:
+            return b, _block_at(b, j, *ends)
+
+        return [stretch]
 
     def page(i: int) -> Any:
-        def index(
+        def where(
             b: Any, h: Any, r: Any, j: Any, lengths: Any, firsts: Any, *more: Any
         ) -> Any:
             behinds, table = more
             last = jnp.maximum((lengths[b] + (size - 1)) // size - 1, 0)
             at = _block_at(b, j, firsts, behinds) * plan.pages + i
-            return table[b, jnp.minimum(at, last)], h, 0, 0
+            return table[b, jnp.minimum(at, last)], 0
 
-        return index
+        return where
 
-    return [spec(size, page(i)) for i in range(plan.pages)]
+    return [page(i) for i in range(plan.pages)]
 
 
 def _cost(shapes: Shapes, dtype: Any, options: Options) -> pl.CostEstimate:
