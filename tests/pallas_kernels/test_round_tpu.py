@@ -3,6 +3,7 @@
 Run where their compilers are installed: pip install -e .[aot-tpu,aot-cuda].
 """
 
+import functools
 import re
 from typing import Any
 
@@ -21,12 +22,13 @@ from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request
 from specjax.drafters.ngram import NGram
-from specjax.models.build import WeightType
+from specjax.models.build import Builder, WeightType
+from specjax.models.families import deepseek
 from specjax.models.memory import with_recurrence
-from specjax.models.mixers import attention
+from specjax.models.mixers import attention, latent_attention
 from specjax.models.recurrence import Replay, Ring
 from specjax.models.sharding import make_mesh, shard_decoder, shard_state
-from specjax.testing.toys import toy_hybrid, toy_llama
+from specjax.testing.toys import RandomReader, toy_hybrid, toy_llama
 
 
 def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
@@ -46,6 +48,37 @@ def engine_and_state(dim: int, heads: int) -> tuple[Engine, Any]:
     engine = Engine(toy.decoder, NGram(k=7, min_n=1), rule, options)
     prompt = [3, 4, 5] * 50
     requests = [Request(prompt_ids=prompt, max_tokens=3900, seed=i) for i in range(3)]
+    return engine, engine.start(requests)
+
+
+def latent_and_state() -> tuple[Engine, Any]:
+    """Two blocks of a DeepSeek, with the latents of a real one and 16 heads."""
+    raw = {
+        "model_type": "deepseek_v3",
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 64,
+        "first_k_dense_replace": 2,  # no block has experts
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "max_position_embeddings": 8192,
+    }
+    config = deepseek.deepseek_v3(raw)
+    decoder = deepseek.build(config, Builder(RandomReader(0), WeightType.BFLOAT16))
+    options = EngineOptions(prefill_width=64, widths=(8,))
+    engine = Engine(decoder, NGram(k=7, min_n=1), RULES["coupled"].build(), options)
+    requests = [Request(prompt_ids=[3, 4, 5] * 50, max_tokens=3900) for _ in range(3)]
     return engine, engine.start(requests)
 
 
@@ -128,14 +161,29 @@ def test_a_round_calls_its_kernels_and_copies_no_cache(
 @pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
-@pytest.mark.parametrize(("dim", "heads"), [(128, 8), (64, 2)])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        pytest.param(functools.partial(engine_and_state, 128, 8), 4, id="128-8"),
+        pytest.param(functools.partial(engine_and_state, 64, 2), 4, id="64-2"),
+        pytest.param(
+            latent_and_state,
+            2,
+            id="latent",
+            marks=pytest.mark.skipif(
+                compat.VERSION < (0, 12), reason="older JAX spills its registers"
+            ),
+        ),
+    ],
+)
 def test_a_round_on_hopper_calls_its_kernels_and_copies_no_cache(
-    monkeypatch, dim, heads
+    monkeypatch, make, count
 ):
-    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
-    engine, state = engine_and_state(dim, heads)
+    for mixer in (attention, latent_attention):
+        monkeypatch.setattr(mixer, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+    engine, state = make()
     caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
-    assert len(caches) == 4
+    assert len(caches) == count
     device = cuda.device("h100")
     there = SingleDeviceSharding(device)
     target, state = shapes_of(engine.target, there), shapes_of(state, there)
