@@ -75,7 +75,7 @@ class Options:
     per_kind: int = 2
     """Prompts of each kind for the cases, on either side."""
     quick: bool = False
-    """One cell, one case, few tokens."""
+    """One cell, one case, few tokens: the last alpha, k 3, the last dtype, batch 1."""
     stage: Literal["all", "predict", "measure", "report"] = "all"
     """all runs the other three, the first two in processes of their own."""
     out: Path = RESULTS
@@ -153,6 +153,26 @@ def about() -> dict[str, Any]:
     }
 
 
+def check(options: Options) -> None:
+    """Refuse what would fail only after minutes of timing."""
+    for name in ("alphas", "ks", "dtypes", "batches"):
+        if not getattr(options, name):
+            raise SystemExit(f"--{name} is empty: give at least one")
+    for alpha in options.alphas:
+        if not 0 <= alpha <= 1:
+            raise SystemExit(f"--alphas {alpha:g}: a probability lies in 0 .. 1")
+    for name in ("ks", "batches"):
+        for value in getattr(options, name):
+            if value < 1:
+                raise SystemExit(f"--{name} {value}: at least 1")
+    for dtype in options.dtypes:
+        known = [each.value for each in WeightType]
+        if dtype not in known:
+            raise SystemExit(f"--dtypes {dtype}: one of {', '.join(known)}")
+    for text in options.cases:
+        real.Case.of(text)
+
+
 @contextlib.contextmanager
 def telling(what: str) -> Iterator[Callable[[str], None]]:
     """Progress without a known end: lines."""
@@ -200,9 +220,10 @@ def measure(options: Options) -> None:
     """The second process. What is measured is written group by group."""
     runs: list[dict[str, Any]] = []
     judged: list[dict[str, Any]] = []
+    started = about()["date"]
 
     def keep() -> None:
-        write(options, "measured", planted=runs, cases=judged)
+        write(options, "measured", started=started, planted=runs, cases=judged)
         # dozens of compiled engines meet the system's limit on memory mappings
         jax.clear_caches()
 
@@ -236,14 +257,31 @@ def write(options: Options, what: str, **kept: Any) -> None:
     file_of(options, what).write_text(text + "\n")
 
 
+def read(path: Path) -> dict[str, Any]:
+    """One of the files."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        stage = "predict" if "predicted" in path.name else "measure"
+        raise SystemExit(f"there is no {path}: --stage {stage} writes it") from error
+    except json.JSONDecodeError as error:
+        raise SystemExit(f"{path} is not JSON ({error})") from error
+
+
 def compare(options: Options) -> str:
     """The report, of both files."""
-    said, done = (
-        json.loads(file_of(options, what).read_text())
-        for what in ("predicted", "measured")
-    )
-    if said["date"] > done["date"]:
+    said, done = (read(file_of(options, what)) for what in ("predicted", "measured"))
+    # a run that was kept before it told its beginning tells its end
+    if said["date"] > done.get("started", done["date"]):
         raise SystemExit("the predictions are younger than the measured run")
+    ours = {"stage", "repeats"}
+    other = {
+        name
+        for name, value in said["options"].items()
+        if name not in ours and value != done["options"].get(name)
+    }
+    if other:
+        raise SystemExit(f"the two files differ in their {', '.join(sorted(other))}")
     parts = [
         "# Predicted before, measured after\n",
         f"{options.model}; predictions written {said['date']}, measured run ended "
@@ -267,6 +305,7 @@ def compare(options: Options) -> str:
 def main(options: Options) -> None:
     """One stage, or all."""
     work = options.shrunk() if options.quick else options
+    check(work)
     turn_on_compilation_cache()
     if options.stage == "predict":
         predict(work)
@@ -278,7 +317,8 @@ def main(options: Options) -> None:
         for stage in ("predict", "measure"):
             # the last --stage counts
             command = [sys.executable, *sys.argv, "--stage", stage]
-            subprocess.run(command, check=True)
+            if status := subprocess.run(command, check=False).returncode:
+                raise SystemExit(status)
         print(compare(work))
 
 

@@ -36,6 +36,12 @@ class Case:
         parts = text.split(",")
         if len(parts) != 4 or not parts[3].isdigit():
             raise SystemExit(f"{text}: write MODEL,DTYPE,DRAFTER,K")
+        if int(parts[3]) < 1:
+            raise SystemExit(f"{text}: K is at least 1")
+        if parts[2].partition(":")[0] not in DRAFTERS:
+            raise SystemExit(f"{text}: no such drafter, see `specjax drafters`")
+        if parts[1] not in [each.value for each in WeightType]:
+            raise SystemExit(f"{text}: no such dtype")
         return cls(parts[0], parts[1], parts[2], int(parts[3]))
 
     @property

@@ -109,10 +109,12 @@ def verdict(found: Sequence[Row]) -> str:
     costs = np.abs([row.cost_error for row in found])
     middle, worst = float(np.median(errors)), float(errors.max())
     met = "met" if middle <= MEDIAN and worst <= WORST else "**missed**"
+    inside = sum(row.low <= row.measured <= row.high for row in found)
     return (
         f"Median error {middle:.1%} (wanted {MEDIAN:.0%}), worst {worst:.1%} (wanted "
         f"{WORST:.0%}): {met}. With the coins' own τ: median {np.median(costs):.1%}, "
-        f"worst {costs.max():.1%}."
+        f"worst {costs.max():.1%}. {inside} of {len(found)} speed-ups lie inside the "
+        "predicted interval."
     )
 
 

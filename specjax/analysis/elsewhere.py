@@ -23,7 +23,7 @@ class Elsewhere:
 
     device: str
     chips: int
-    """That hold the weights; they are taken to share all work evenly."""
+    """That hold the weights, keys and values, and share all work evenly."""
     plain_rate: float | None
     """Tokens a second of one request without drafts; ``None``: unknown."""
     c_verify: float

@@ -126,14 +126,16 @@ class Calibrate:
                 step, model=checkpoint.source, dtype=self.dtype, about=about
             )
         predictions = judge(found, candidates, samples, self.alpha)
-        self._write(found, predictions)
         show(stdout(), found, predictions, oddities(found))
+        self._write(found, predictions)
         return 0
 
     def _check(self) -> None:
         """What can be said before anything is loaded."""
         o.one_of("--dtype", self.dtype, o.DTYPES)
         self.memory.check()
+        o.writable("--json", self.json)
+        o.writable("--plot", self.plot)
         for option, values in (
             ("--k", self.k),
             ("--widths", self.widths),
@@ -202,7 +204,11 @@ class Calibrate:
 
     def _ids(self, checkpoint: Checkpoint, prompts: list[Prompt]) -> list[list[int]]:
         tokenizer = needs_tokenizer(checkpoint, self.model)
-        return [prompt_ids(prompt, tokenizer) for prompt in prompts]
+        try:
+            return [prompt_ids(prompt, tokenizer) for prompt in prompts]
+        except ValueError as error:
+            way_out = "" if self.prompts else ': give --prompts FILE with {"prompt": …}'
+            raise UsageError(f"{error}{way_out}") from error
 
     def _session(
         self,
@@ -220,9 +226,8 @@ class Calibrate:
         widths = sorted({1, *self.widths, *needed})
         for _, length in settings:
             room = length + 9 * widths[-1]
-            o.check_prompt(
-                f"--context {length} with room for rounds", room, None, checkpoint
-            )
+            what = f"--context {length} with room for rounds of {widths[-1]} rows"
+            o.check_prompt(f"{what} (--widths, --k)", room, None, checkpoint)
         return Session(
             target=decoder,
             weights=(decoder.blocks, decoder.head),
@@ -254,10 +259,14 @@ class Calibrate:
         return found
 
     def _write(self, found: Calibrated, predictions: list[Prediction]) -> None:
+        if self.json is not None:
+            self._write_json(self.json, found, predictions)
         if self.plot is not None:
             Path(self.plot).write_text(curve_svg(found), "utf-8")
-        if self.json is None:
-            return
+
+    def _write_json(
+        self, path: str, found: Calibrated, predictions: list[Prediction]
+    ) -> None:
         kept: dict[str, Any] = {
             "calibration": found.as_dict(),
             "predictions": [
@@ -266,7 +275,7 @@ class Calibrate:
             ],
             "oddities": [dataclasses.asdict(each) for each in oddities(found)],
         }
-        Path(self.json).write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        Path(path).write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
 
 
 def load_per_core() -> float | None:

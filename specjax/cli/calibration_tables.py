@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specjax.analysis.costs.calibrated import Calibrated, Curve
+from specjax.analysis.costs.judge import FREE
 from specjax.analysis.costs.oddities import Oddity
 from specjax.analysis.costs.predict import Prediction, best
 from specjax.analysis.law import break_even_alpha
@@ -19,13 +20,15 @@ BAR = 24
 """Characters of the longest bar."""
 
 LEGEND = """\
-T(W)         a round whose window has W rows (W - 1 drafts), drafting left out
+T(W)         a round whose window has W rows (W - 1 drafts), drafting left out: ms, and
+             the ratio to T(1) of the same turn, are medians over turns [middle half]
 break-even α chains of W - 1 drafts that are accepted more often than this pay, if
              drafting is free; with a drafter's own cost in the table of drafters
 α            chains with this acceptance would commit as many tokens a round
 c_draft      drafting a round, in plain steps; c_verify all else, over rounds as they
              came: those that draft little run in narrow windows
-speed-up     τ / (c_verify + c_draft) [95 % of what texts and turns drawn again give]
+speed-up     τ / (c_verify + c_draft) [95 % of what texts and turns drawn again give:
+             a run's own luck, and what the machine does later, come on top]
 held back by what would help most, and the speed-up without it"""
 
 
@@ -46,7 +49,8 @@ def show(
         soft_wrap=True,
     )
     for curve in found.curves:
-        console.print(f"\nBatch {curve.batch}, context {curve.context}:\n")
+        turns = f"{len(curve.rounds[1])} turns"
+        console.print(f"\nBatch {curve.batch}, context {curve.context}, {turns}:\n")
         console.print(curve_table(curve))
         console.print(f"\n{parts_sentence(curve)}", soft_wrap=True)
         here = [
@@ -136,13 +140,16 @@ def verdict(each: Prediction) -> Text:
 
 def best_sentence(predictions: Sequence[Prediction]) -> str:
     """What to use."""
-    chosen = best(predictions)
+    real = [each for each in predictions if not each.drafter.startswith(FREE)]
+    chosen = best(real or predictions)
     if chosen is None:
         return "Best: decode plainly. None of these is expected to gain."
+    sure = "" if chosen.sure else " (not sure: it may lose)"
     shape = "a tree" if chosen.nodes > chosen.k else "a chain"
     return (
         f"Best: {chosen.drafter} with k = {chosen.k} ({shape} of {chosen.nodes}): "
-        f"{chosen.speedup:.2f}× expected, {chosen.low:.2f} to {chosen.high:.2f}."
+        f"{chosen.speedup:.2f}× expected, {chosen.low:.2f} to {chosen.high:.2f}"
+        f"{sure}."
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 from tyro import conf
@@ -154,6 +156,19 @@ def at_least(option: str, value: int, least: int, fix: str = "") -> int:
             f"{option} {value}: it must be at least {least}{fix and f'; {fix}'}"
         )
     return value
+
+
+def writable(option: str, path: str | None) -> None:
+    """Refuse a file that could not be written in the end, before long work begins."""
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir():
+        raise UsageError(f"{option} {path}: it is a folder, name a file")
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {folder}, make it first")
+    if not os.access(Path(path) if Path(path).exists() else folder, os.W_OK):
+        raise UsageError(f"{option} {path}: it cannot be written")
 
 
 def load_model(option: str, name: str, dtype: str) -> Checkpoint:

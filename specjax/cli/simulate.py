@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro import conf
 
-from specjax.analysis.costs.calibrated import Calibrated, read_calibrated
+from specjax.analysis.costs.calibrated import Calibrated, Curve, read_calibrated
 from specjax.analysis.elsewhere import Elsewhere, elsewhere
 from specjax.analysis.law import MODELS, Model
 from specjax.analysis.rounds_svg import rounds_svg
@@ -26,13 +26,16 @@ from specjax.decoding.trees import Tree, best_first, chain, full
 
 ACCEPTED, BONUS, ABORTED = ("■", "green"), ("★", "yellow"), ("✗", "red")
 
+SHOWN = 400
+"""Rounds that are drawn in the terminal; all are played."""
+
 LEGEND = "■ accepted draft  ★ the target's own token  ✗ rejected draft"
 
 ELSEWHERE = """\
 The same τ and draft cost by the roofline: a pass takes as long as reading (weights, and
 keys and values) or as multiplying, whichever is longer, at shares (--mbu, --mfu) of
-what the makers publish. chips: so many hold the weights. gains up to: beyond that batch
-the multiplying costs more than the drafts bring."""
+what the makers publish. chips: so many hold the weights and the keys and values. gains
+up to: beyond that batch the multiplying costs more than the drafts bring."""
 
 Numbers = Annotated[tuple[int, ...], conf.arg(metavar="N ...", help_behavior_hint="")]
 
@@ -101,6 +104,8 @@ class Simulate:
         console = stdout()
         for line in bars(played, console.width):
             console.print(line, soft_wrap=True)
+        if len(played.paths) > SHOWN:
+            console.print(f"… and {len(played.paths) - SHOWN} more")
         console.print(f"\n{LEGEND}\n")
         console.print(law_table(played))
         console.print(verdict(played), soft_wrap=True)
@@ -122,14 +127,33 @@ class Simulate:
             if not 0 < share <= 1:
                 raise UsageError(f"{option} {share}: a share lies in 0 .. 1, above 0")
         o.at_least("--seed", self.seed, 0)
-        if not self.alpha:
-            raise UsageError("--alpha is empty: give at least one probability")
+        o.writable("--svg", self.svg)
+        for option, cost in (("--c-draft", self.c_draft), ("--c-token", self.c_token)):
+            if not 0 <= cost < math.inf:
+                raise UsageError(f"{option} {cost:g}: a cost is 0 or more, and finite")
+        if not 0 < self.c_verify < math.inf:
+            told = f"--c-verify {self.c_verify:g}: it must be above 0, and finite"
+            raise UsageError(told)
         if self.branching and self.nodes is not None:
             raise UsageError("--branching and --nodes both say which tree: give one")
         for branches in self.branching:
             o.at_least("--branching", branches, 1)
         if self.nodes is not None:
             o.at_least("--nodes", self.nodes, 1)
+        self._check_alpha()
+
+    def _check_alpha(self) -> None:
+        if not self.alpha:
+            raise UsageError("--alpha is empty: give at least one probability")
+        for alpha in self.alpha:
+            if not 0 <= alpha <= 1:
+                raise UsageError(f"--alpha {alpha:g}: a probability lies in 0 .. 1")
+        ranks = max(self.branching, default=1)
+        if len(self.alpha) < ranks:
+            raise UsageError(
+                f"--branching {' '.join(map(str, self.branching))} has {ranks} "
+                f"siblings, and --alpha {len(self.alpha)} ranks: give {ranks}"
+            )
 
     def _tree(self) -> Tree:
         if self.nodes is not None:
@@ -173,24 +197,29 @@ class Simulate:
             return rows
         try:
             here = read_calibrated(self.calibration)
+            curve = here.curve_for(self.batch, self.context)
+        except OSError as error:
+            told = f"--calibration {self.calibration}: {error.strerror}"
+            raise UsageError(told) from error
         except ValueError as error:
             raise UsageError(f"--calibration {self.calibration}: {error}") from error
-        return [*rows, this_machine(here, game)]
+        return [*rows, this_machine(here, curve, game)]
 
 
-def this_machine(here: Calibrated, game: Game) -> Elsewhere:
+def this_machine(here: Calibrated, curve: Curve, game: Game) -> Elsewhere:
     """A line by what was measured."""
-    rows = game.tree.num_nodes + 1
-    if rows > here.widest:
+    rows, widest = game.tree.num_nodes + 1, curve.widths[-1]
+    if rows > widest:
         raise UsageError(
-            f"--calibration: windows were measured to {here.widest} rows, and this "
+            f"--calibration: windows were measured to {widest} rows, and this "
             f"game has {rows}: calibrate with --widths up to {rows}, or draft less"
         )
-    cost = here.c_round(rows)
+    cost = curve.c_round(rows)
+    what = f"{here.model}, {here.dtype}, B = {curve.batch}, context {curve.context}"
     return Elsewhere(
-        device=f"{here.device} ({here.model}, {here.dtype})",
+        device=f"{here.device} ({what})",
         chips=1,
-        plain_rate=here.plain_rate,
+        plain_rate=1 / curve.plain_seconds,
         c_verify=cost,
         speedup=game.tau / (game.c_draft + cost),
         break_even_batch=None,
@@ -204,9 +233,10 @@ def bars(played: Played, width: int) -> list[Text]:
     each = number + 1 + nodes + 1 + 2
     columns = max(1, min(8, width // each))
     lines = []
-    for first in range(0, len(played.paths), columns):
+    shown = played.paths[:SHOWN]
+    for first in range(0, len(shown), columns):
         line = Text()
-        for place, path in enumerate(played.paths[first : first + columns]):
+        for place, path in enumerate(shown[first : first + columns]):
             line.append(f"{first + place + 1:>{number}} ", style="dim")
             line.append(ACCEPTED[0] * len(path), style=ACCEPTED[1])
             line.append(*BONUS)

@@ -58,6 +58,9 @@ def test_what_is_timed_is_kept_and_follows_the_law(calibrate, run, tmp_path):
     # and the game knows this machine
     played = run("simulate", "--k", 2, "--calibration", kept, "--json").json
     assert played["devices"][-1]["c_verify"] == pytest.approx(found.c_round(3))
+    other = run("simulate", "--k", 2, "--calibration", kept, "--batch", 4)
+    assert other.status == 2
+    assert "batches of 1 were timed, and not of 4: calibrate with" in other.err
     beyond = run("simulate", "--k", 9, "--calibration", kept)
     assert (
         beyond.status == 2 and "measured to 4 rows, and this game has 10" in beyond.err
@@ -95,7 +98,9 @@ def test_a_given_alpha_judges_free_drafts_too(calibrate):
         (("--k",), "--k is empty"),
         (("--widths", 0), "--widths 0: it must be at least 1"),
         (("--context", 1), "--context 1: it must be at least 2"),
-        (("--context", 10**6), "--context 1000000 with room for rounds has"),
+        (("--context", 10**6), "--context 1000000 with room for rounds of"),
+        (("--json", "/nowhere/a.json"), "there is no folder /nowhere, make it first"),
+        (("--plot", "/"), "--plot /: it is a folder, name a file"),
         (("--seconds", 0), "--seconds 0.0: it must be above 0"),
         (("--drafters", "none"), "--drafters none drafts nothing"),
         (("--drafters", "ngrm"), "--drafters ngrm: it must be one of"),

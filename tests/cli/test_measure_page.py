@@ -65,7 +65,7 @@ def test_calibrations_run_and_are_read_again(run, monkeypatch, tmp_path, model):
     short = [*reader[:-2], "--k", "1", *reader[-2:]]
     result = run(*short)
     assert result.status == 0, result.err
-    assert "bfloat16)" in result.out
+    assert "bfloat16, B = 1" in result.out
 
 
 def test_the_experiment_takes_its_options(monkeypatch):

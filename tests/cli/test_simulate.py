@@ -71,14 +71,21 @@ def test_the_drawing(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--alpha", 1.2), "--alpha, --c-draft, --c-verify: "),
+        (("--alpha", 1.2), "--alpha 1.2: a probability lies in 0 .. 1"),
         (("--alpha", 0.6, 0.2), "--alpha has 2 ranks, and a chain uses one"),
         (("--alpha",), "--alpha is empty"),
         (("--k", 0), "--k 0: it must be at least 1"),
         (("--rounds", 0), "--rounds 0: it must be at least 1"),
         (("--branching", 2, "--nodes", 3), "--branching and --nodes both say"),
         (("--alpha", 0.7, 0.7, "--branching", 2), "add up to 1.4"),
-        (("--alpha", 0.7, "--branching", 2), "no marginal for rank 1"),
+        (
+            ("--alpha", 0.7, "--branching", 2),
+            "--branching 2 has 2 siblings, and --alpha 1 ranks: give 2",
+        ),
+        (("--c-draft", "inf"), "--c-draft inf: a cost is 0 or more, and finite"),
+        (("--c-token", -0.1), "--c-token -0.1: a cost is 0 or more"),
+        (("--c-verify", 0), "--c-verify 0: it must be above 0"),
+        (("--svg", "/nowhere/a.svg"), "there is no folder /nowhere, make it"),
         (("--mfu", 0), "--mfu 0.0: a share lies in 0 .. 1"),
         (("--target", "llama"), "--target llama: it must be one of llama-3.1-8b"),
         (("--calibration", "/nowhere.json"), "nowhere.json"),

@@ -151,10 +151,45 @@ def test_cases_from_the_command_line(modules):
         cases.Case.of("a,b,c")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"alphas": (1.5,)}, "--alphas 1.5: a probability"),
+        ({"alphas": ()}, "--alphas is empty"),
+        ({"ks": (0,)}, "--ks 0: at least 1"),
+        ({"dtypes": ("float16",)}, "--dtypes float16: one of"),
+        ({"cases": ("m,float32,foo,2",)}, "no such drafter"),
+        ({"cases": ("m,float32,ngram,0",)}, "K is at least 1"),
+        ({"cases": ("m,float8,ngram,1",)}, "no such dtype"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_timed(modules, change, told):
+    script = modules[3]
+    script.check(script.Options())
+    with pytest.raises(SystemExit, match=told):
+        script.check(script.Options(**change))
+
+
+def test_missing_and_unlike_files_are_told(modules, tmp_path):
+    script = modules[3]
+    options = script.Options(out=tmp_path, cases=())
+    with pytest.raises(SystemExit, match="--stage predict writes it"):
+        script.compare(options)
+    script.write(options, "predicted", planted=[], cases=[])
+    with pytest.raises(SystemExit, match="--stage measure writes it"):
+        script.compare(options)
+    other = script.Options(out=tmp_path, cases=(), context=7)
+    script.write(other, "measured", started="3000-01-01", planted=[], cases=[])
+    with pytest.raises(SystemExit, match="the two files differ in their context"):
+        script.compare(options)
+
+
 def test_predictions_that_are_younger_are_refused(modules, tmp_path):
     script = modules[3]
     options = script.Options(out=tmp_path, cases=())
-    for what, date in (("predicted", "2026-01-02"), ("measured", "2026-01-01")):
-        script.file_of(options, what).write_text(f'{{"date": "{date}"}}')
+    for what, date in (("predicted", "2026-01-02"), ("measured", "2026-01-03")):
+        # the run had begun before they were written
+        text = f'{{"date": "{date}", "started": "2026-01-01"}}'
+        script.file_of(options, what).write_text(text)
     with pytest.raises(SystemExit, match="younger than the measured run"):
         script.compare(options)

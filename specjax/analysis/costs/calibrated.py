@@ -100,20 +100,24 @@ class Calibrated:
     about: dict[str, Any]
     """Date, versions, commit, command."""
 
+    def curve_for(self, batch: int, context: int) -> Curve:
+        """Of this batch, and of the context that is nearest.
+
+        Raises ``ValueError`` if no such batch was timed.
+        """
+        fitting = [each for each in self.curves if each.batch == batch]
+        if not fitting:
+            known = sorted({each.batch for each in self.curves})
+            raise ValueError(
+                f"batches of {', '.join(map(str, known))} were timed, and not of "
+                f"{batch}: calibrate with --batch {batch}"
+            )
+        return min(fitting, key=lambda each: abs(each.context - context))
+
     @property
     def curve(self) -> Curve:
         """The first: of the batch and context that were named first."""
         return self.curves[0]
-
-    @property
-    def widest(self) -> int:
-        """Rows of the widest window."""
-        return self.curve.widths[-1]
-
-    @property
-    def plain_rate(self) -> float:
-        """Tokens a second of plain decoding, a request."""
-        return 1 / self.curve.plain_seconds
 
     def c_round(self, rows: int) -> float:
         """See ``Curve.c_round``."""
@@ -139,11 +143,33 @@ def read_calibrated(path: str | Path) -> Calibrated:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error})") from error
     raw = raw.get("calibration", raw) if isinstance(raw, Mapping) else {}
-    if raw.get("format") != FORMAT:
-        raise ValueError(
-            "it holds no calibration: write one with `specjax calibrate --json FILE`"
-        )
-    return from_dict(raw)
+    kind = raw.get("format") if isinstance(raw, Mapping) else None
+    if kind != FORMAT:
+        told = "it holds no calibration" if kind is None else f"it is of {kind!r}"
+        raise ValueError(f"{told}: write one with `specjax calibrate --json FILE`")
+    try:
+        return _checked(from_dict(raw))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"its calibration is damaged ({what})") from error
+
+
+def _checked(found: Calibrated) -> Calibrated:
+    """Refuse what no calibration has written."""
+    if not found.curves:
+        raise ValueError("no curves")
+    for curve in found.curves:
+        if 1 not in curve.rounds:
+            raise ValueError("no plain steps (rounds of 1 row)")
+        turns = len(curve.rounds[1])
+        for name, times in (*curve.rounds.items(), *curve.drafts.items()):
+            if len(times) != turns or turns == 0:
+                raise ValueError(f"{name}: {len(times)} turns, plain steps: {turns}")
+            if not all(0 <= t < float("inf") for t in times):
+                raise ValueError(f"{name}: times are {times}")
+        if not all(t > 0 for times in curve.rounds.values() for t in times):
+            raise ValueError("rounds that took no time")
+    return found
 
 
 def from_dict(raw: Mapping[str, Any]) -> Calibrated:

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.analysis.costs.calibrated import Calibrated, Curve
 
-JUMP, DIP, SLOW, NOISE, BUSY = 1.25, 0.93, 0.5, 0.10, 0.5
+JUMP, DIP, SLOW, NOISE, BUSY, FEW = 1.25, 0.93, 0.5, 0.10, 0.5, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,20 +17,21 @@ class Oddity:
     """Something to know before one builds on a prediction."""
 
     kind: str
-    """``"busy"``, ``"jump"``, ``"dip"``, ``"not memory"``, ``"no fast type"`` or
-    ``"noise"``."""
+    """``"busy"``, ``"jump"``, ``"dip"``, ``"not memory"``, ``"no fast type"``,
+    ``"few turns"`` or ``"noise"``."""
     text: str
 
 
 def oddities(found: Calibrated) -> list[Oddity]:
     """All that are seen, in the order in which they matter."""
-    curve = found.curve
-    return [
-        *_busy(found),
-        *_steps(found, curve),
-        *_rates(found, curve),
-        *_noise(curve),
-    ]
+    told = _busy(found)
+    for curve in found.curves:
+        where = ""
+        if len(found.curves) > 1:
+            where = f"batch {curve.batch}, context {curve.context}: "
+        seen = [*_steps(found, curve), *_rates(found, curve), *_noise(curve)]
+        told += [Oddity(each.kind, where + each.text) for each in seen]
+    return told
 
 
 def _busy(found: Calibrated) -> list[Oddity]:
@@ -55,7 +56,7 @@ def _steps(found: Calibrated, curve: Curve) -> list[Oddity]:
         if middle > JUMP and np.quantile(ratio, 0.25) > 1 + (JUMP - 1) / 2:
             told.append(Oddity("jump", f"the cost jumps: {where}"))
         if middle < DIP and np.quantile(ratio, 0.75) < 1 - (1 - DIP) / 2:
-            why = f": {found.dtype} is off its fast path below {high} rows"
+            why = f": {found.dtype} may be off its fast path below {high} rows"
             told.append(Oddity("dip", where + why))
     return told
 
@@ -85,8 +86,14 @@ def _rates(found: Calibrated, curve: Curve) -> list[Oddity]:
 
 
 def _noise(curve: Curve) -> list[Oddity]:
-    """Turns that differ: something else runs."""
+    """Few turns, and turns that differ: something else runs."""
     plain = np.asarray(curve.rounds[1])
+    if len(plain) < FEW:
+        text = (
+            f"{len(plain)} turns only were timed: intervals tell little, give "
+            "--seconds more"
+        )
+        return [Oddity("few turns", text)]
     low, high = np.quantile(plain, [0.25, 0.75])
     spread = float((high - low) / np.median(plain))
     if spread <= NOISE:

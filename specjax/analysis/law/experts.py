@@ -50,6 +50,11 @@ def offloaded_share(
     Raises ``ValueError`` if experts alone cannot explain so much.
     """
     more = expert_reads(active, experts, rows) - 1
+    if not more > 0:
+        raise ValueError(
+            f"rows = {rows}, active = {active} of {experts}: no further expert is "
+            "read, so no share of them explains a cost"
+        )
     share = (c_verify - 1) / more
     if not 0 <= share <= 1:
         raise ValueError(

@@ -22,8 +22,7 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("parameters", "weight_bytes"):
             positive(name, getattr(self, name))
-        if self.kv_bytes < 0:
-            raise ValueError(f"kv_bytes = {self.kv_bytes}: it cannot be negative")
+        at_least("kv_bytes", self.kv_bytes, 0)
 
     @property
     def bytes(self) -> Number:

@@ -25,7 +25,7 @@ Cost = Callable[[int], float]
 def speedup(
     tau: Number, c_draft: Number = 0.0, c_verify: Number = 1.0, c_rest: Number = 0.0
 ) -> float:
-    """Tokens a second over plain decoding's."""
+    """Tokens a second over plain decoding's; of arrays, number by number."""
     return tau / positive("the cost of a round", c_verify + c_draft + c_rest)
 
 
@@ -62,6 +62,7 @@ def round_cost(
 
     ``c_draft`` is drafting's cost in plain steps of this batch.
     """
+    at_least("c_draft", c_draft, 0)
     step = pass_seconds(model, device, batch=batch, context=context)
     wide = pass_seconds(model, device, rows=rows, batch=batch, context=context)
     return wide / step + c_draft
@@ -82,7 +83,10 @@ def break_even_batch(
     While a step is bound by memory a round costs about one; once ``B rows`` are bound
     by arithmetic its cost grows, to ``rows`` at most. Long contexts push the batch up:
     keys and values are read once for all rows, and may bind a step at any batch.
+    Raises ``ValueError`` for a tau or a cost that cannot be.
     """
+    at_least("tau", tau, 0)
+    at_least("most", most, 1)
 
     def loss(batch: Number) -> float:
         cost = round_cost(

@@ -22,6 +22,7 @@ def memory_seconds(
 
     T_mem = (2P + B L kv) / (beta MBU), for weights of two bytes.
     """
+    at_least("context", context, 0)
     read = model.bytes + batch * context * model.kv_bytes
     return read / (device.bandwidth * device.memory_share)
 

@@ -18,6 +18,7 @@ from specjax.analysis.costs.oddities import oddities
 from specjax.analysis.costs.predict import best, predict
 from specjax.analysis.costs.sample import Sample
 from specjax.analysis.law import chain_tau
+from specjax.cli.calibration_tables import best_sentence
 from specjax.decoding.generate import Completion, Round
 from specjax.decoding.types import FinishReason
 
@@ -171,6 +172,74 @@ def test_a_file_gives_back_what_was_kept(tmp_path):
     file.write_text(json.dumps({"calibration": found.as_dict(), "predictions": []}))
     assert read_calibrated(file) == found
     assert from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda raw: raw.pop("curves"), "damaged .KeyError: 'curves'"),
+        (lambda raw: raw.update(curves=[]), "damaged .ValueError: no curves"),
+        (lambda raw: raw["curves"][0]["rounds"].pop("1"), "no plain steps"),
+        (lambda raw: raw["curves"][0]["rounds"]["2"].pop(), "2: 4 turns, plain steps"),
+        (lambda raw: raw["curves"][0]["rounds"].update({"1": []}), "0 turns|plain ste"),
+        (lambda raw: raw["curves"][0].update(more=1), "damaged .TypeError"),
+        (lambda raw: raw["curves"][0]["rounds"].update({"5": [0.0] * 5}), "no time"),
+        (lambda raw: raw["curves"][0]["rounds"].update({"5": [-1.0] * 5}), "times are"),
+        (lambda raw: raw.update(format="specjax calibration 2"), "it is of 'specjax"),
+        (lambda raw: raw.update(format=None), "it holds no calibration"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, spoil, told):
+    raw = json.loads(json.dumps(calibrated(curve(**FLAT)).as_dict()))
+    spoil(raw)
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({"calibration": raw}))
+    with pytest.raises(ValueError, match=told):
+        read_calibrated(file)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"calibration": [1]}', "{", "3"])
+def test_what_is_no_calibration_is_refused(tmp_path, text):
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"no calibration|not JSON"):
+        read_calibrated(file)
+
+
+def test_a_curve_is_found_by_its_batch_and_the_nearest_context():
+    curves = [
+        dataclasses.replace(curve(batch, **FLAT), context=context)
+        for batch, context in ((1, 64), (1, 512), (4, 64))
+    ]
+    found = dataclasses.replace(calibrated(curves[0]), curves=curves)
+    assert found.curve_for(1, 400) is curves[1]
+    assert found.curve_for(4, 400) is curves[2]
+    with pytest.raises(ValueError, match="batches of 1, 4 were timed, and not of 2"):
+        found.curve_for(2, 64)
+
+
+def test_few_turns_are_odd_and_each_curve_is_looked_at():
+    few = curve(w1=11, w2=11)
+    few = dataclasses.replace(
+        few, rounds={w: times[:3] for w, times in few.rounds.items()}
+    )
+    jumps = curve(4, w1=11, w2=16, w4=17)
+    found = dataclasses.replace(calibrated(few), curves=[few, jumps])
+    told = {each.kind: each.text for each in oddities(found)}
+    assert set(told) == {"few turns", "jump"}
+    assert told["few turns"].startswith("batch 1, context 64: 3 turns only")
+    assert told["jump"].startswith("batch 4, context 64: the cost jumps")
+
+
+def test_what_is_called_best_can_be_run_and_says_if_it_may_lose():
+    kept = dict(k=4, nodes=4, drafting=np.zeros(TURNS))
+    here = curve(w1=10, w5=[14.0, 15.0, 15.1, 15.2, 16.0])
+    unsure = predict(here, "ngram", found=1.53, **kept)
+    free = predict(here, "free drafts, a tree", found=4.0, **kept)
+    assert unsure.go and not unsure.sure
+    told = best_sentence([free, unsure])
+    assert told.startswith("Best: ngram") and told.endswith("(not sure: it may lose).")
+    assert best_sentence([free]).startswith("Best: free drafts")
 
 
 def kinds(*given, **more):

@@ -29,7 +29,9 @@ from specjax.analysis.law import (
     tree_tau_by_rank,
     verify_cost,
 )
+from specjax.analysis.law.experts import offloaded_share
 from specjax.analysis.law.streaming import gaps
+from specjax.analysis.law.tiles import tiles_used
 from specjax.decoding.trees import Tree, chain, full
 
 ALPHA = st.floats(0.01, 0.99)
@@ -180,7 +182,24 @@ def test_gaps_are_a_law(alpha, k, cost):
         (lambda: break_even_alpha(0, 1.0), r"k = 0: it must be at least 1"),
         (lambda: speedup(2.0, 0.0, 0.0), r"the cost of a round = 0.0"),
         (lambda: Model(0, 1), r"parameters = 0: it must be above 0"),
-        (lambda: Model(1, -1), r"kv_bytes = -1: it cannot be negative"),
+        (lambda: Model(1, -1), r"kv_bytes = -1: it must be at least 0"),
+        (lambda: Model(1, float("nan")), r"kv_bytes = nan: it must be at least 0"),
+        (lambda: free_rows(SMALL, FAST, context=-1), r"context = -1: it must be"),
+        (
+            lambda: round_cost(SMALL, FAST, rows=2, c_draft=-3),
+            r"c_draft = -3: it must be at least 0",
+        ),
+        (
+            lambda: break_even_batch(SMALL, FAST, rows=2, tau=float("nan")),
+            r"tau = nan: it must be at least 0",
+        ),
+        (
+            lambda: break_even_batch(SMALL, FAST, rows=2, tau=2, most=0),
+            r"most = 0: it must be at least 1",
+        ),
+        (lambda: offloaded_share(1.5, 8, 8, 2), r"no further expert is read"),
+        (lambda: offloaded_share(1.5, 2, 8, 1), r"no further expert is read"),
+        (lambda: tiles_used(4, 3, 0), r"tile = 0: it must be at least 1"),
         (lambda: Device(1, 1, memory_share=0), r"memory_share = 0"),
         (lambda: pass_seconds(SMALL, FAST, rows=0), r"rows = 0: it must be at least 1"),
     ],
