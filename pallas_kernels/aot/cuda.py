@@ -8,13 +8,16 @@ that they are asked to write.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import os
 import re
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +142,34 @@ def compile_case(case: Case, target: Any) -> Any:
         old.unlink()
     with compat.lowering_for("gpu", target.device_kind, target.core_count):
         jitted = jax.jit(case.function, donate_argnums=case.donated)
-        return jitted.lower(*arguments).compile()
+        with _without_disassembler():
+            return jitted.lower(*arguments).compile()
+
+
+_NO_DISASSEMBLER = re.compile(
+    r"nvdisasm invocation failed.*\n"
+    r"(=== Source Location Trace: ===\s*\n.*dump\.cc:\d+\n\s*)?"
+)
+
+
+@contextlib.contextmanager
+def _without_disassembler() -> Iterator[None]:
+    """Mosaic would disassemble what it writes, and complains of each kernel without it.
+
+    The rest of what the compilers say is passed on.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            said.seek(0)
+            rest = _NO_DISASSEMBLER.sub("", said.read().decode("utf-8", "replace"))
+            sys.stderr.write(rest)
 
 
 _HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
