@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import compat, platforms
+from pallas_kernels.aot import cuda
+from pallas_kernels.aot.program import copies
 from pallas_kernels.delta_window import api, gpu, gpu_plan, reference
 from pallas_kernels.delta_window.calls import MOST_ROWS, Window
 from pallas_kernels.delta_window.conformance import (
@@ -21,6 +24,7 @@ from pallas_kernels.delta_window.conformance import (
 )
 from pallas_kernels.delta_window.problems import Problem, spoilt
 from pallas_kernels.delta_window.specs import MODELS, DeltaSpec
+from pallas_kernels.mesh import Spread
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -234,3 +238,31 @@ def test_every_size(name, batch):
 def test_the_widest_window():
     case = Problem(GDN, MOST_ROWS, batch=2)
     check_both(gpu, case, compat.gpu_interpret(), rows=MOST_ROWS)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+def test_on_a_mesh_each_gpu_has_its_rows():
+    """Compiled for four H100 that are not there: no state is gathered or copied."""
+    case = Problem(MODELS["qwen3-next-80b"], 4, batch=4)
+    path, num = case.paths(4)
+    arguments = (case.state, case.records(4), path, num, *case.window)
+    mesh = Mesh(np.array(cuda.devices("h100", 4)).reshape(2, 2), ("rows", "cols"))
+    rows = NamedSharding(mesh, PartitionSpec("rows"))
+    there = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), arguments
+    )
+
+    def run(*arguments: Any) -> Any:
+        spread = Spread(mesh, batch="rows", heads="cols")
+        return api.delta_commit_window(
+            *arguments, spread=spread, implementation="require"
+        )
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(run, donate_argnums=0).lower(*there).compile()
+    text = program.as_text()
+    (call,) = [line for line in text.splitlines() if '"mosaic_gpu' in line]
+    assert "f32[2,32,128,128]" in call.split(" custom-call(")[0]
+    assert "all-gather" not in text
+    assert copies(text, ((2, 32, 128, 128),)) == []
