@@ -57,8 +57,14 @@ def examine(case: Case, compiled: Any, platform: str) -> Report:
     )
 
 
-def copies(text: str, kept: tuple[tuple[int, ...], ...]) -> list[str]:
-    """Instructions that make anew an array of a kept shape, its axes in any order."""
+def copies(
+    text: str, kept: tuple[tuple[int, ...], ...], *, rewritten: bool = False
+) -> list[str]:
+    """Instructions that make anew an array of a kept shape, its axes in any order.
+
+    ``rewritten``: the arrays are written whole, as states are. Then one that was brought
+    near has to be taken back, and was not read twice meanwhile.
+    """
     shapes = {order for shape in kept for order in itertools.permutations(shape)}
     found = []
     for line in text.splitlines():
@@ -66,6 +72,8 @@ def copies(text: str, kept: tuple[tuple[int, ...], ...]) -> list[str]:
         if match is None or match["op"] not in MOVES:
             continue
         if _in_place(line) or _prefetch(match):
+            continue
+        if rewritten and match["op"] == "copy-start" and _alike(match):
             continue
         made = {
             tuple(int(n) for n in dims.split(","))
@@ -84,7 +92,13 @@ def _prefetch(match: re.Match[str]) -> bool:
     if match["op"] != "copy-start":
         return False
     to, origin = _LAYOUT.findall(match["result"])[:2]
-    return "S(" not in origin and re.sub(r"S\(\d\)", "", to) == origin and to != origin
+    return "S(" not in origin and to != origin and _alike(match)
+
+
+def _alike(match: re.Match[str]) -> bool:
+    """Both sides of a copy lie in the same order, though not in the same memory."""
+    to, origin = _LAYOUT.findall(match["result"])[:2]
+    return re.sub(r"S\(\d\)", "", to) == re.sub(r"S\(\d\)", "", origin)
 
 
 def _in_place(line: str) -> bool:

@@ -36,6 +36,17 @@ def test_a_copy_of_a_cache_is_found_whatever_makes_it(line):
     assert copies(f"  ROOT {line}\n", (CACHE,))
 
 
+def test_a_state_may_be_taken_back_from_where_it_was_brought():
+    line = (
+        "  %s = (bf16[3,8,256,64]{3,2,1,0:}, bf16[3,8,256,64]{3,2,1,0:S(1)}, u32[])"
+        " copy-start(%delta_window.1)"
+    )
+    assert copies(line, (CACHE,))
+    assert copies(line, (CACHE,), rewritten=True) == []
+    turned = line.replace("{3,2,1,0:S(1)}", "{2,3,1,0:S(1)}")
+    assert copies(turned, (CACHE,), rewritten=True)
+
+
 @pytest.mark.parametrize(
     "line",
     [
