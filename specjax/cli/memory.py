@@ -11,9 +11,17 @@ from specjax.checkpoints import Checkpoint
 from specjax.cli import options as o
 from specjax.cli.errors import UsageError
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
-from specjax.models.memory import STRATEGIES, has_recurrence, with_recurrence
+from specjax.models.memory import (
+    STRATEGIES,
+    CacheError,
+    has_recurrence,
+    with_codec,
+    with_recurrence,
+)
+from specjax.models.mixers.codecs import CODECS
 from specjax.models.pages import Paged, PoolError, admit
 
+CACHES = ("auto", *CODECS)
 CHECKED_TOKENS = 24
 """Of the text that the invariant mode is tried on."""
 
@@ -27,6 +35,12 @@ class MemoryOptions:
     for rounding (see docs/models.md; specjax inspect tells what each costs).
     ring-bfloat16 rounds what it records: it decodes other tokens than the others where
     a choice is close, and near-ties may fall otherwise with drafts than without."""
+    cache_dtype: Annotated[str, conf.arg(metavar="|".join(CACHES))] = "auto"
+    """What attention's keys and values are kept in: "auto" in the weights' dtype
+    (float32 under int8 weights, and on CPU); int8 and fp8 in a byte a number, and a
+    scale a token and head (see docs/models.md). They are rounded with and without
+    drafts alike: other tokens than "auto" where a choice is close, and near-ties may
+    fall otherwise with drafts than without, but under --invariant."""
     pages: o.OptionalCount = None
     """Keep attention's keys and values in a pool of so many pages."""
     page_size: int = 16
@@ -38,6 +52,7 @@ class MemoryOptions:
     def check(self) -> None:
         """What can be said before anything is loaded."""
         o.one_of("--rollback", self.rollback, STRATEGIES)
+        o.one_of("--cache-dtype", self.cache_dtype, CACHES)
         o.at_least("--page-size", self.page_size, 1)
         if self.pages is not None:
             o.at_least("--pages", self.pages, 1)
@@ -67,6 +82,13 @@ class MemoryOptions:
                 f"--rollback {self.rollback} does nothing with this model: it has no "
                 "recurrent layer; leave it out"
             )
+        if self.cache_dtype != "auto":
+            try:
+                decoder = with_codec(decoder, CODECS[self.cache_dtype])
+            except CacheError as error:
+                raise UsageError(
+                    f"--cache-dtype {self.cache_dtype}: {error}; leave it out"
+                ) from error
         if self.invariant:
             try:
                 decoder = invariant(decoder)

@@ -1,4 +1,4 @@
-"""Choosing how a loaded decoder remembers: rollback strategies, pages."""
+"""Choosing how a loaded decoder remembers: rollback strategies, narrow caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from specjax.models.config import GatedDeltaConfig, Mamba2Config
 from specjax.models.decoder import Decoder
+from specjax.models.mixers.attention import Attention
+from specjax.models.mixers.codecs import Codec
+from specjax.models.mixers.latent_attention import LatentAttention
 from specjax.models.recurrence import Replay, Ring, Snapshot, Strategy
 from specjax.models.stack import Block
 
@@ -35,6 +38,39 @@ def with_recurrence(decoder: Decoder, strategy: Strategy) -> Decoder:
     )
     config = dataclasses.replace(decoder.config, blocks=configs)
     return decoder.replace(blocks=blocks, config=config)
+
+
+class CacheError(ValueError):
+    """A decoder cannot keep what it has read in the way asked for."""
+
+
+def with_codec(decoder: Decoder, codec: Codec | None) -> Decoder:
+    """The decoder whose attention keeps keys and values as ``codec`` rounds them.
+
+    That is another model, as one with rounded weights is: its windows see what its
+    cache will hold, so drafts still change no token. ``None``: no rounding beyond that
+    of the cache's dtype. The states are others, so choose before a run starts.
+
+    Raises ``CacheError`` if a block keeps latents, or no block keeps keys.
+    """
+    mixers = decoder.mixers
+    for number, mixer in enumerate(mixers):
+        if codec is not None and isinstance(mixer, LatentAttention):
+            raise CacheError(
+                f"block {number} is latent attention, whose cache holds latents: they "
+                f"are kept in the weights' dtype, not in {codec.dtype}"
+            )
+    if codec is not None and not any(isinstance(x, Attention) for x in mixers):
+        raise CacheError("no block has a cache of keys and values")
+    blocks = tuple(_with_codec(block, codec) for block in decoder.blocks)
+    return decoder.replace(blocks=blocks)
+
+
+def _with_codec(block: Block, codec: Codec | None) -> Block:
+    if block.mixer is None or not isinstance(block.mixer.body, Attention):
+        return block
+    body = block.mixer.body.replace(codec=codec)
+    return block.replace(mixer=block.mixer.replace(body=body))
 
 
 def has_recurrence(decoder: Decoder) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, Num
 
 from specjax.decoding.types import Acceptance
 
@@ -165,14 +165,14 @@ def held_in_pages(
 
 
 def write_pages(
-    cache: Float[Array, "pages H size D"],
-    picked: Float[Array, "B P H D"],
+    cache: Num[Array, "pages H size *D"],
+    picked: Num[Array, "B P H *D"],
     taken: Bool[Array, "B P"],
     lengths: Int[Array, " B"],
     table: Int[Array, "B blocks"],
-) -> Float[Array, "pages H size D"]:
+) -> Num[Array, "pages H size *D"]:
     """Write a path's rows into the slots from ``lengths`` on, through the table."""
-    pages, _, size, _ = cache.shape
+    pages, _, size, *_ = cache.shape
     position = lengths[:, None] + jnp.arange(taken.shape[1], dtype=jnp.int32)
     page = jnp.take_along_axis(table, position // size, axis=1, mode="clip")
     # an index of ``pages`` is dropped

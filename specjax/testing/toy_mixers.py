@@ -138,6 +138,13 @@ def toy_attentions(
     return _toy(ATTENTIONS, seed, weights, vocab_size)
 
 
+def toy_softmax(seed: int = 0, weights: WeightType = WeightType.FLOAT32) -> Toy:
+    """The first of the attentions and the last that is no latent one: sinks in a ring,
+    and a gated head with norms and a soft cap.
+    """
+    return _toy((SLIDING, GATED), seed, weights, VOCAB)
+
+
 def toy_recurrent(
     strategy: Strategy = REPLAY,
     seed: int = 0,

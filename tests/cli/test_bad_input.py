@@ -1,5 +1,7 @@
 """Every mistake of a user: exit status 2, one line that names option and fix."""
 
+from pathlib import Path
+
 import pytest
 
 from specjax.checkpoints import Checkpoint
@@ -60,6 +62,10 @@ BEFORE_LOADING = {
         ["--prompt", "a", "--rollback", "ring"],
         ["--rollback ring does nothing with this model", "leave it out"],
     ),
+    "cache dtype": (
+        ["--prompt", "a", "--cache-dtype", "int4"],
+        ["--cache-dtype int4: it must be one of auto, int8, fp8"],
+    ),
     "max-tokens": (["--prompt", "a", "--max-tokens", "-1"], ["--max-tokens -1"]),
     "seed": (["--prompt", "a", "--seed", "-1"], ["--seed -1"]),
     "top-p": (["--prompt", "a", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
@@ -95,6 +101,13 @@ def test_generate_refuses_what_the_model_cannot_do(run, model, case):
     arguments, expected = AFTER_LOADING[case]
     result = run("generate", "--model", model, "--prompt", "abcd", *arguments)
     is_refused(result, *expected)
+
+
+def test_a_cache_of_latents_is_refused_by_name(run):
+    model = Path(__file__).resolve().parents[1] / "data/oracles/deepseek_v3"
+    asked = ("--model", model, "--prompt-ids", 5, 17, "--cache-dtype", "fp8")
+    told = "--cache-dtype fp8: block 0 is latent attention"
+    is_refused(run("generate", *asked), told, "leave it out")
 
 
 def test_a_prompt_longer_than_the_context(run, model):

@@ -133,7 +133,8 @@ def test_records_are_appended(bench):
     first = bench("--k", 2)[1]
     second = bench("--k", 2, "--pages", 16)[1]
     assert second[: len(first)] == first and len(second) == 2 * len(first)
-    defaults = {"rollback": "replay", "pages": None, "page_size": 16}
+    defaults = {"rollback": "replay", "cache_dtype": "auto"}
+    defaults |= {"pages": None, "page_size": 16}
     assert first[0]["memory"] == {**defaults, "invariant": False}
     assert second[-1]["memory"] == {**first[0]["memory"], "pages": 16}
     assert all(r["identical"] for r in second)

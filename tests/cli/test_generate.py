@@ -132,6 +132,18 @@ def test_a_prompt_of_ids_needs_no_tokenizer(run):
     assert refused.status != 0 and "--prompt-ids 999 is no id" in refused.err
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_drafts_change_no_token_over_a_narrow_cache(run, model, plain, kind):
+    narrow = ("--cache-dtype", kind, "--temperature", 0.8, "--seed", 7, "--logprobs", 0)
+    expected = plain(*narrow).json
+    drafter = ("--drafter", "draft-model", "--draft-model", model, "--k", 3)
+    drafted = plain(*drafter, *narrow).json
+    assert drafted["ids"] == expected["ids"]
+    assert drafted["stats"]["accepted"] > 0
+    wide = plain(*narrow[2:]).json
+    assert wide["logprobs"][0] != expected["logprobs"][0]  # the cache is another
+
+
 def test_a_prompt_may_begin_with_a_hyphen(run, model):
     options = ("--max-tokens", 1, "--json", "--model", model)
     assert run("generate", "--prompt=--k", *options).status == 0

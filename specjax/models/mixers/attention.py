@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -30,6 +31,7 @@ from specjax.models.mixers.caches import (
     sound_rows,
     write_path,
 )
+from specjax.models.mixers.codecs import Codec, decode
 from specjax.models.norms import RMSNorm
 from specjax.models.pages import Paged
 from specjax.models.rope import rotate
@@ -41,6 +43,8 @@ class KVCache(struct.PyTreeNode):
     k: jax.Array  # [B, H, T, D], or of a pool [pages, H, page_size, D]
     v: jax.Array
     table: jax.Array | None = None  # [B, blocks]: lent to paged caches, see Decoder
+    k_scale: jax.Array | None = None  # [B, H, T] float32, where a codec made k and v
+    v_scale: jax.Array | None = None
 
     axes = (BATCH, KV_HEADS, TIME, HEAD_DIM)
 
@@ -50,6 +54,8 @@ class WindowKV(struct.PyTreeNode):
 
     k: jax.Array  # [B, W, H, D]
     v: jax.Array  # [B, W, H, D]
+    k_scale: jax.Array | None = None  # [B, W, H] float32, of codes
+    v_scale: jax.Array | None = None
 
 
 class Attention(struct.PyTreeNode):
@@ -72,6 +78,8 @@ class Attention(struct.PyTreeNode):
     """How batch rows and heads lie on several devices: see ``caches.write_path``."""
     tile: int | None = struct.field(pytree_node=False, default=None)
     """Of the invariant mode: rows are attended one by one, and products tiled."""
+    codec: Codec | None = struct.field(pytree_node=False, default=None)
+    """Keys and values are kept, and seen, as this rounds them: see ``memory``."""
 
     @property
     def pageable(self) -> bool:
@@ -82,19 +90,22 @@ class Attention(struct.PyTreeNode):
         self, batch: int, capacity: int, paged: Paged | None = None
     ) -> KVCache:
         """An empty cache."""
-        config = self.config
+        config, codec = self.config, self.codec
 
-        def empty() -> jax.Array:
-            return empty_cache(
-                batch,
-                ring_slots(capacity, config.reach),
-                config.num_kv_heads,
-                config.head_dim,
-                cache_dtype(self.k.weight.dtype),
-                paged,
-            )
+        def empty(dtype: Any, dim: int | None = config.head_dim) -> jax.Array:
+            slots = ring_slots(capacity, config.reach)
+            heads = config.num_kv_heads
+            return empty_cache(batch, slots, heads, dim, jnp.dtype(dtype), paged)
 
-        return KVCache(k=empty(), v=empty())
+        if codec is None:
+            dtype = cache_dtype(self.k.weight.dtype)
+            return KVCache(k=empty(dtype), v=empty(dtype))
+        return KVCache(
+            k=empty(codec.dtype),
+            v=empty(codec.dtype),
+            k_scale=empty(jnp.float32, None),
+            v_scale=empty(jnp.float32, None),
+        )
 
     def mix(
         self,
@@ -108,25 +119,16 @@ class Attention(struct.PyTreeNode):
         config = self.config
         q = self._turned(self.q(x), self.q_norm, aids)
         added = self.keys_values(x, window, state, aids)
-        k, v = added.k, added.v
         slots = None
         if config.reach is not None:
             slots = held_positions(lengths, state.k.shape[2])
-        scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        k_cache, v_cache = state.k, state.v
-        attend = partial(window_attention, table=state.table, spread=self.spread)
-        if self.tile is not None:
-            k_cache, v_cache = (rows_of(y, state.table) for y in (k_cache, v_cache))
-            attend = window_attention_by_row
-        mixed = attend(
+        mixed = self._attend(
             q,
-            k,
-            v,
-            k_cache,
-            v_cache,
+            state,
+            added,
             lengths,
             window.ancestors,
-            scale=scale,
+            scale=config.head_dim**-0.5 if config.scale is None else config.scale,
             positions=window.positions,
             slots=slots,
             reach=config.reach,
@@ -136,6 +138,36 @@ class Attention(struct.PyTreeNode):
         if self.gate is not None:
             mixed = mixed * sigmoid(self.gate(x))
         return self.out(mixed), added
+
+    def _attend(
+        self,
+        q: Float[Array, "B W Hq D"],
+        state: KVCache,
+        added: WindowKV,
+        *arguments: Any,
+        **options: Any,
+    ) -> Float[Array, "B W Hq D"]:
+        """Over the cache, and over the window's rows as the cache would hold them."""
+        dtype = self._dtype(state)
+        k = decode(added.k, added.k_scale, dtype)
+        v = decode(added.v, added.v_scale, dtype)
+        if self.tile is not None:
+            caches = self._decoded(state)
+            caches = [rows_of(cache, state.table) for cache in caches]
+            return window_attention_by_row(q, k, v, *caches, *arguments, **options)
+        return window_attention(
+            q,
+            k,
+            v,
+            state.k,
+            state.v,
+            *arguments,
+            **options,
+            k_scale=state.k_scale,
+            v_scale=state.v_scale,
+            table=state.table,
+            spread=self.spread,
+        )
 
     def keys_values(
         self,
@@ -147,8 +179,11 @@ class Attention(struct.PyTreeNode):
         """What the rows of a window would add to the state."""
         k = self._turned(self.k(x), self.k_norm, aids)
         v = self.v(x).reshape(k.shape)
-        k, v = (y.astype(state.k.dtype) for y in sound_rows((k, v), window))
-        return WindowKV(k=k, v=v)
+        k, v = sound_rows((k, v), window)
+        if self.codec is None:
+            return WindowKV(k=k.astype(state.k.dtype), v=v.astype(state.v.dtype))
+        k, v = self.codec.encode(k), self.codec.encode(v)
+        return WindowKV(k=k.codes, v=v.codes, k_scale=k.scale, v_scale=v.scale)
 
     def commit(
         self,
@@ -160,7 +195,9 @@ class Attention(struct.PyTreeNode):
         """Write the path's keys and values behind the committed ones."""
         ring = self.config.reach is not None
 
-        def write(cache: jax.Array, rows: jax.Array) -> jax.Array:
+        def write(cache: jax.Array | None, rows: jax.Array | None) -> jax.Array | None:
+            if cache is None or rows is None:
+                return None
             return write_path(
                 cache,
                 rows,
@@ -171,22 +208,44 @@ class Attention(struct.PyTreeNode):
                 table=state.table,
             )
 
-        return state.replace(k=write(state.k, pending.k), v=write(state.v, pending.v))
+        return state.replace(
+            k=write(state.k, pending.k),
+            v=write(state.v, pending.v),
+            k_scale=write(state.k_scale, pending.k_scale),
+            v_scale=write(state.v_scale, pending.v_scale),
+        )
 
     def canonical(self, state: KVCache, lengths: Int[Array, " B"]) -> KVCache:
-        """One stretch a row, zeros in every slot that holds no committed token."""
+        """One stretch a row, zeros in every slot that holds no committed token; codes
+        as the numbers that they stand for.
+        """
+        k, v = self._decoded(state)
         return KVCache(
-            k=canonical(state.k, lengths, state.table),
-            v=canonical(state.v, lengths, state.table),
+            k=canonical(k, lengths, state.table), v=canonical(v, lengths, state.table)
         )
 
     def blank(
         self, state: KVCache, lengths: Int[Array, " B"], value: float | jax.Array
     ) -> KVCache:
         """The state with ``value`` in every slot that holds no committed token."""
-        return state.replace(
-            k=blank(state.k, lengths, state.table, value),
-            v=blank(state.v, lengths, state.table, value),
+        filled = jax.tree.map(
+            lambda cache: blank(cache, lengths, state.table, value),
+            state.replace(table=None),
+        )
+        return filled.replace(table=state.table)
+
+    def _dtype(self, state: KVCache) -> jnp.dtype:
+        """Of keys and values that are no codes."""
+        if self.codec is None:
+            return state.k.dtype
+        return cache_dtype(self.k.weight.dtype)
+
+    def _decoded(self, state: KVCache) -> tuple[jax.Array, jax.Array]:
+        """The caches as numbers."""
+        dtype = self._dtype(state)
+        return (
+            decode(state.k, state.k_scale, dtype),
+            decode(state.v, state.v_scale, dtype),
         )
 
     def _turned(

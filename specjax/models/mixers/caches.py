@@ -2,7 +2,8 @@
 
 One stretch a row ``[B, H, T, D]``; of a sliding window a ring, as long as the window;
 or pages of a pool that all rows share (``specjax.models.pages``), where there is a
-block table.
+block table. With a codec (``codecs``) there are codes, and one scale a slot and head
+in an array of its own, which is written and paged as the codes are.
 
 Rejected rows are never in a cache. What lies in slots that hold no committed token is
 never read.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from pallas_kernels.layouts import as_kernels_read
 from pallas_kernels.window_attention.pages import gather_pages
@@ -47,17 +48,18 @@ def empty_cache(
     batch: int,
     capacity: int,
     heads: int,
-    dim: int,
+    dim: int | None,
     dtype: jnp.dtype,
     paged: Paged | None,
 ) -> jax.Array:
-    """One stretch a row, or the pool's pages."""
+    """One stretch a row, or the pool's pages; without ``dim`` one number a slot."""
+    ends = () if dim is None else (dim,)
     if paged is None:
-        return jnp.zeros((batch, heads, capacity, dim), dtype)
-    return jnp.zeros((paged.pages, heads, paged.page_size, dim), dtype)
+        return jnp.zeros((batch, heads, capacity, *ends), dtype)
+    return jnp.zeros((paged.pages, heads, paged.page_size, *ends), dtype)
 
 
-def rows_of(cache: jax.Array, table: jax.Array | None) -> Float[Array, "B H T D"]:
+def rows_of(cache: jax.Array, table: jax.Array | None) -> Num[Array, "B H T *D"]:
     """The cache as one stretch a row."""
     return cache if table is None else gather_pages(cache, table)
 
@@ -68,12 +70,17 @@ def blank(
     table: jax.Array | None,
     value: float | jax.Array,
 ) -> jax.Array:
-    """``value`` in every slot that holds no committed token."""
+    """``value`` in every slot that holds no committed token; of integers, which have no
+    NaN, the largest.
+    """
     if table is None:
         held = held_positions(lengths, cache.shape[2]) >= 0
     else:
         held = held_in_pages(table, lengths, cache.shape[0], cache.shape[2])
-    return jnp.where(held[:, None, :, None], cache, jnp.asarray(value, cache.dtype))
+    if jnp.issubdtype(cache.dtype, jnp.integer):
+        value = jnp.iinfo(cache.dtype).max
+    held = held.reshape(held.shape[0], 1, held.shape[1], *[1] * (cache.ndim - 3))
+    return jnp.where(held, cache, jnp.asarray(value, cache.dtype))
 
 
 def canonical(
@@ -106,24 +113,23 @@ a loop over rows. Beyond it one scatter keeps the program small."""
 
 
 def write_path(
-    cache: Float[Array, "B_or_pages H T_or_size D"],
-    rows: Float[Array, "B W H D"],
+    cache: Num[Array, "B_or_pages H T_or_size *D"],
+    rows: Num[Array, "B W H *D"],
     acceptance: Acceptance,
     lengths: Int[Array, " B"],
     *,
     in_ring: bool = False,
     spread: bool = False,
     table: Int[Array, "B blocks"] | None = None,
-) -> Float[Array, "B_or_pages H T_or_size D"]:
+) -> Num[Array, "B_or_pages H T_or_size *D"]:
     """Write the path's rows into the slots from ``lengths`` on, and nothing else.
 
     A ring (``in_ring``) goes on at its beginning, and of a path that is longer keeps
     the end. With a block ``table`` the slots are those of the row's pages. ``spread``:
     batch rows lie on several devices, and none may look at another's.
     """
-    picked = jnp.take_along_axis(
-        rows, acceptance.path[:, :, None, None], axis=1, mode="clip"
-    ).astype(cache.dtype)
+    path = acceptance.path.reshape(*acceptance.path.shape, *[1] * (rows.ndim - 2))
+    picked = jnp.take_along_axis(rows, path, axis=1, mode="clip").astype(cache.dtype)
     if table is not None:
         return write_pages(cache, picked, acceptance.taken, lengths, table)
     if in_ring:
@@ -134,14 +140,14 @@ def write_path(
 
 
 def _write_slices(
-    cache: Float[Array, "B H T D"],
-    picked: Float[Array, "B P H D"],
+    cache: Num[Array, "B H T *D"],
+    picked: Num[Array, "B P H *D"],
     num: Int[Array, " B"],
     lengths: Int[Array, " B"],
-) -> Float[Array, "B H T D"]:
+) -> Num[Array, "B H T *D"]:
     """One slice a batch row is read, mixed with what is new, and written back."""
-    batch, heads, capacity, dim = cache.shape
-    picked = picked.transpose(0, 2, 1, 3)
+    batch, heads, capacity, *ends = cache.shape
+    picked = picked.swapaxes(1, 2)
     steps = min(picked.shape[2], capacity)
     # a slice that would cross the end is moved back by XLA; here it is moved knowingly
     starts = jnp.minimum(lengths, capacity - steps)
@@ -149,31 +155,31 @@ def _write_slices(
     for row in range(batch):
         entry = starts[row] + jnp.arange(steps, dtype=jnp.int32) - lengths[row]
         new = picked[row].at[:, entry].get(mode="clip")
-        taken = (entry >= 0) & (entry < num[row])
-        at = (jnp.int32(row), zero, starts[row], zero)
-        old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, dim))
-        mixed = jnp.where(taken[None, None, :, None], new[None], old)
+        taken = ((entry >= 0) & (entry < num[row])).reshape(steps, *[1] * len(ends))
+        at = (jnp.int32(row), zero, starts[row], *[zero] * len(ends))
+        old = jax.lax.dynamic_slice(cache, at, (1, heads, steps, *ends))
+        mixed = jnp.where(taken, new[None], old)
         cache = jax.lax.dynamic_update_slice(cache, as_kernels_read(mixed), at)
     return cache
 
 
 def _write_scattered(
-    cache: Float[Array, "B H T D"],
-    picked: Float[Array, "B P H D"],
+    cache: Num[Array, "B H T *D"],
+    picked: Num[Array, "B P H *D"],
     taken: Bool[Array, "B P"],
     lengths: Int[Array, " B"],
-) -> Float[Array, "B H T D"]:
+) -> Num[Array, "B H T *D"]:
     """All batch rows in one scatter."""
     slots = lengths[:, None] + jnp.arange(taken.shape[1], dtype=jnp.int32)
     return _scatter(cache, picked, slots, taken)
 
 
 def _write_ring(
-    cache: Float[Array, "B H T D"],
-    picked: Float[Array, "B P H D"],
+    cache: Num[Array, "B H T *D"],
+    picked: Num[Array, "B P H *D"],
     num: Int[Array, " B"],
     lengths: Int[Array, " B"],
-) -> Float[Array, "B H T D"]:
+) -> Num[Array, "B H T *D"]:
     """All batch rows in one scatter, around the end of the ring."""
     size = cache.shape[2]
     entry = jnp.arange(picked.shape[1], dtype=jnp.int32)
@@ -183,11 +189,11 @@ def _write_ring(
 
 
 def _scatter(
-    cache: Float[Array, "B H T D"],
-    picked: Float[Array, "B P H D"],
+    cache: Num[Array, "B H T *D"],
+    picked: Num[Array, "B P H *D"],
     slots: Int[Array, "B P"],
     taken: Bool[Array, "B P"],
-) -> Float[Array, "B H T D"]:
+) -> Num[Array, "B H T *D"]:
     # an index of T is dropped; a negative one would wrap and overwrite live slots
     slots = jnp.where(taken, slots, cache.shape[2])
 

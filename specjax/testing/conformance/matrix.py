@@ -15,6 +15,8 @@ from specjax.drafters.draft_tree import DraftTree, Siblings
 from specjax.drafters.drawing import Pick
 from specjax.drafters.ngram import NGram
 from specjax.drafters.null import NullDrafter
+from specjax.models.memory import with_codec
+from specjax.models.mixers.codecs import CODECS
 from specjax.models.pages import Paged
 from specjax.models.recurrence import Replay, Ring, Snapshot
 from specjax.testing.conformance.case import Case
@@ -26,13 +28,15 @@ from specjax.testing.forced import (
     plant,
     trees_of,
 )
-from specjax.testing.toy_mixers import toy_attentions, toy_recurrent
+from specjax.testing.toy_mixers import toy_attentions, toy_recurrent, toy_softmax
 from specjax.testing.toys import Toy, toy_hybrid, toy_llama
 
 ROUNDS = 40
 """Rounds that a forced drafter's script lasts."""
 
 TARGETS = ("llama", "hybrid")
+REFERENCED = ("llama", "toy_hybrid")
+"""Model types that the independent reference knows."""
 DRAFTERS = ("null", "ngram", "draft-model", "chains", "trees")
 RULES = ("greedy", "coupled")
 
@@ -90,6 +94,21 @@ EVERY_MIXER_CELL = tuple(
         MIXER_TARGETS, ("null", "chains", "trees"), RULES
     )
 )
+NARROW_TARGETS = ("llama-int8", "llama-fp8", "softmax-int8", "softmax-fp8-paged")
+"""Decoders whose caches have one byte a number: one stretch a row, rings, pages."""
+SOME_NARROW_CELLS = (
+    Cell("llama-int8", "draft-model", "coupled", k=4),
+    Cell("llama-fp8", "ngram", "greedy", k=4),
+    Cell("softmax-fp8-paged", "trees", "coupled"),
+)
+NARROW_CELLS = tuple(
+    Cell(target, drafter, rule, k=k)
+    for target, (drafter, k), rule in product(
+        NARROW_TARGETS,
+        (("ngram", 4), ("draft-model", 4), ("chains", 8), ("trees", 8)),
+        RULES,
+    )
+)
 LAW_CELLS = tuple(
     Cell("hybrid", drafter, rule, k=4)
     for drafter, rule in (
@@ -119,11 +138,22 @@ def _paged(toy: Toy) -> Toy:
     return dataclasses.replace(toy, decoder=toy.decoder.replace(paged=Paged(96, 16)))
 
 
+def _narrow(toy: Toy, codec: str) -> Toy:
+    """With a codec, which the independent reference is told."""
+    config = toy.config | {"cache_dtype": codec}
+    decoder = with_codec(toy.decoder, CODECS[codec])
+    return dataclasses.replace(toy, decoder=decoder, config=config)
+
+
 TOYS: dict[str, Callable[[], Toy]] = {
     "llama": toy_llama,
     "hybrid": toy_hybrid,
     "attentions": toy_attentions,
     "attentions-paged": lambda: _paged(toy_attentions()),
+    "llama-int8": lambda: _narrow(toy_llama(), "int8"),
+    "llama-fp8": lambda: _narrow(toy_llama(), "fp8"),
+    "softmax-int8": lambda: _narrow(toy_softmax(), "int8"),
+    "softmax-fp8-paged": lambda: _paged(_narrow(toy_softmax(), "fp8")),
     "recurrent-replay": lambda: toy_recurrent(Replay()),
     "recurrent-snapshot": lambda: toy_recurrent(Snapshot()),
     "recurrent-ring": lambda: toy_recurrent(Ring(slots=12)),
@@ -143,7 +173,7 @@ def case_of(cell: Cell) -> Case:
             sampled=cell.rule == "coupled" or cell.sampled,
             batch=cell.batch,
         ),
-        "toy": target if cell.target in TARGETS else None,
+        "toy": target if target.config["model_type"] in REFERENCED else None,
     }
     if cell.target.endswith("bfloat16"):
         # its records are rounded once, and when depends on the rounds

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Tensors = Mapping[str, np.ndarray]
@@ -87,6 +88,7 @@ def attention(tensors: Tensors, name: str, config: Config, x: np.ndarray) -> np.
     v = linear(tensors, f"{name}.v_proj", x, bias).reshape(-1, kv, d)
     frequencies = rotary_frequencies(config, d)
     q, k = rotate(q, frequencies), rotate(k, frequencies)
+    k, v = stored(k, config), stored(v, config)
 
     position = np.arange(len(x))
     future = position[None, :] > position[:, None]  # [query, key]
@@ -97,6 +99,25 @@ def attention(tensors: Tensors, name: str, config: Config, x: np.ndarray) -> np.
         scores[future] = -np.inf
         out[:, head] = softmax(scores) @ v[:, group]
     return linear(tensors, f"{name}.o_proj", out.reshape(-1, h * d), bias)
+
+
+def stored(rows: np.ndarray, config: Config) -> np.ndarray:
+    """Keys or values as a cache of ``config["cache_dtype"]`` gives them back.
+
+    ``int8`` and ``fp8`` (E4M3): codes times a power of two for each token and head,
+    which brings the largest number to 64 and above, and to 128 and above.
+    """
+    kind = config.get("cache_dtype")
+    if kind is None:
+        return rows
+    _, exponent = np.frexp(np.abs(rows).max(axis=-1, keepdims=True))
+    if kind == "int8":
+        scale = np.ldexp(1.0, exponent - 7)
+        return np.clip(np.rint(rows / scale), -127, 127) * scale
+    if kind != "fp8":
+        raise ValueError(f"cache_dtype {kind!r} is not implemented")
+    scale = np.ldexp(1.0, exponent - 8)
+    return float64((rows / scale).astype(ml_dtypes.float8_e4m3fn)) * scale
 
 
 def rotary_frequencies(config: Config, d: int) -> np.ndarray:
