@@ -3,9 +3,7 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels import compat
 from pallas_kernels.aot import tpu
@@ -13,12 +11,10 @@ from pallas_kernels.aot.case import nbytes
 from pallas_kernels.aot.traffic import moves
 from specjax.acceptance import RULES
 from specjax.decoding.engine import Engine, EngineOptions
-from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request
 from specjax.drafters.ngram import NGram
 from specjax.models.build import WeightType
 from specjax.models.memory import with_recurrence
-from specjax.models.mixers import attention
 from specjax.models.recurrence import Replay, Ring
 from specjax.testing.toys import toy_hybrid, toy_llama
 
@@ -111,7 +107,7 @@ def hybrid(strategy: Any) -> Any:
     return with_recurrence(toy_hybrid(**SIZES, **LINEAR).decoder, strategy)
 
 
-def moved_and_needed(decoder: Any) -> tuple[float, float]:
+def moved_and_needed(rounds: Any, decoder: Any) -> tuple[float, float]:
     """Bytes of a round on a v5e: weights, caches read, states read and written."""
     rule = RULES["coupled"].build()
     options = EngineOptions(prefill_width=64, widths=(8,))
@@ -120,25 +116,7 @@ def moved_and_needed(decoder: Any) -> tuple[float, float]:
     state = engine.start(
         [Request(prompt_ids=prompt, max_tokens=3900) for _ in range(4)]
     )
-    device = tpu.device("v5e")
-    there = SingleDeviceSharding(device)
-
-    def shapes_of(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree
-        )
-
-    with compat.lowering_for("tpu", device.device_kind, device.num_cores):
-        lowered = run_rounds.lower(
-            shapes_of(engine.target),
-            engine.drafter,
-            rule,
-            shapes_of(state),
-            options=engine.round_options,
-            max_rounds=4,
-            kinds=engine.kinds,
-        )
-        program = lowered.compile().as_text()
+    program = rounds.compile_for(tpu.device("v5e"), engine, state).as_text()
     kept = jax.tree.leaves(state.target)
     # of the embeddings a window's rows are read; matrices of states are written too
     written = [x for x in kept if x.ndim == 4 and x.shape[-2:] == (128, 128)]
@@ -147,40 +125,28 @@ def moved_and_needed(decoder: Any) -> tuple[float, float]:
     return sum(move.bytes for move in moves(program)), needed
 
 
-@pytest.fixture
-def no_cache(monkeypatch):
-    """Programs for a device that is not here are looked at, not kept."""
-    # on CPU, where this runs, a bfloat16 cache would be made float32
-    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-
-
 needs_tpu = pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
 
 
 @pytest.mark.full
 @needs_tpu
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "make",
     [dense, lambda: hybrid(Replay()), lambda: hybrid(Ring())],
     ids=["dense", "replay", "ring"],
 )
-def test_a_round_moves_its_weights_and_its_state_and_little_else(make):
-    moved, needed = moved_and_needed(make())
+def test_a_round_moves_its_weights_and_its_state_and_little_else(rounds, make):
+    moved, needed = moved_and_needed(rounds, make())
     assert 0.9 < moved / needed < 1.05
 
 
 @pytest.mark.full
 @needs_tpu
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
-def test_caches_that_xla_may_move_are_written_back_whole(monkeypatch):
+def test_caches_that_xla_may_move_are_written_back_whole(monkeypatch, rounds):
     """What ``left_in_hbm`` is for; and that the count would show it."""
     monkeypatch.setattr(compat, "left_in_hbm", lambda x: x)
     jax.clear_caches()
-    moved, needed = moved_and_needed(dense())
+    moved, needed = moved_and_needed(rounds, dense())
     assert moved / needed > 1.1

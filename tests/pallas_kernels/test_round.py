@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels import compat
 from pallas_kernels.aot import cuda, tpu
@@ -19,13 +18,11 @@ from pallas_kernels.aot.program import copies
 from pallas_kernels.layouts import as_kernels_read
 from specjax.acceptance import RULES
 from specjax.decoding.engine import Engine, EngineOptions
-from specjax.decoding.loop import run_rounds
 from specjax.decoding.requests import Request
 from specjax.drafters.ngram import NGram
 from specjax.models.build import Builder, WeightType
 from specjax.models.families import deepseek
 from specjax.models.memory import with_recurrence
-from specjax.models.mixers import attention, latent_attention
 from specjax.models.recurrence import Replay, Ring
 from specjax.models.sharding import make_mesh, shard_decoder, shard_state
 from specjax.testing.toys import RandomReader, toy_hybrid, toy_llama
@@ -102,65 +99,37 @@ def hybrid_and_state(strategy: Any) -> tuple[Engine, Any]:
     return engine, engine.start(requests)
 
 
-def shapes_of(tree: Any, sharding: Any = None) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
+def check_caches(program: Any, state: Any, count: int) -> None:
+    """All are updated in place, and none is copied."""
+    caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
+    assert len(caches) == count
+    assert copies(program.as_text(), tuple(caches)) == []
+    large = sum(2 * int(np.prod(shape)) for shape in caches)
+    assert program.memory_analysis().alias_size_in_bytes >= large
 
 
-def compiled(engine: Engine, target: Any, state: Any) -> Any:
-    lowered = run_rounds.lower(
-        target,
-        engine.drafter,
-        engine.rule,
-        state,
-        options=engine.round_options,
-        max_rounds=4,
-        kinds=engine.kinds,
-    )
-    return lowered.compile()
-
-
-@pytest.fixture
-def no_cache():
-    """Programs for a device that is not here are looked at, not kept."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
+needs_tpu = pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
+needs_cuda = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
+@needs_tpu
 @pytest.mark.parametrize(("dim", "heads"), [(128, 8), (128, 2), (64, 8)])
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
-def test_a_round_calls_its_kernels_and_copies_no_cache(
-    monkeypatch, generation, dim, heads
-):
-    # on CPU, where this runs, a bfloat16 cache would be made float32
-    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+def test_a_round_calls_its_kernels_and_copies_no_cache(rounds, generation, dim, heads):
     engine, state = engine_and_state(dim, heads)
-    caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
-    assert len(caches) == 4
-    device = tpu.device(generation)
-    there = SingleDeviceSharding(device)
-    target, state = shapes_of(engine.target, there), shapes_of(state, there)
-    with compat.lowering_for("tpu", device.device_kind, device.num_cores):
-        program = compiled(engine, target, state)
+    program = rounds.compile_for(tpu.device(generation), engine, state)
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
-    assert copies(text, tuple(caches)) == []
-    large = sum(2 * int(np.prod(shape)) for shape in caches)
-    assert program.memory_analysis().alias_size_in_bytes >= large
+    check_caches(program, state, count=4)
     assert not [line for line in text.splitlines() if " infeed(" in line]
     assert not [line for line in text.splitlines() if " outfeed(" in line]
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@needs_cuda
 @pytest.mark.parametrize(
     ("make", "count"),
     [
@@ -176,38 +145,24 @@ def test_a_round_calls_its_kernels_and_copies_no_cache(
         ),
     ],
 )
-def test_a_round_on_hopper_calls_its_kernels_and_copies_no_cache(
-    monkeypatch, make, count
-):
-    for mixer in (attention, latent_attention):
-        monkeypatch.setattr(mixer, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
+def test_a_round_on_hopper_calls_its_kernels_and_copies_no_cache(rounds, make, count):
     engine, state = make()
-    caches = [x.shape for x in jax.tree.leaves(state.target.blocks) if x.ndim == 4]
-    assert len(caches) == count
-    device = cuda.device("h100")
-    there = SingleDeviceSharding(device)
-    target, state = shapes_of(engine.target, there), shapes_of(state, there)
-    with compat.lowering_for("gpu", device.device_kind, device.core_count):
-        program = compiled(engine, target, state)
-    text = program.as_text()
-    assert text.count('custom_call_target="mosaic_gpu') == 2
-    assert copies(text, tuple(caches)) == []
-    large = sum(2 * int(np.prod(shape)) for shape in caches)
-    assert program.memory_analysis().alias_size_in_bytes >= large
+    program = rounds.compile_for(cuda.device("h100"), engine, state)
+    assert program.as_text().count('custom_call_target="mosaic_gpu') == 2
+    check_caches(program, state, count=count)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
+@needs_tpu
 @pytest.mark.parametrize("strategy", [Replay(), Ring()], ids=["replay", "ring"])
-def test_a_hybrid_round_calls_its_kernels_on_a_mesh(strategy):
+def test_a_hybrid_round_calls_its_kernels_on_a_mesh(rounds, strategy):
     engine, state = hybrid_and_state(strategy)
     mesh = make_mesh({"data": 2, "tensor": 2}, tpu.devices("v5e"))
-    target = shard_decoder(shapes_of(engine.target), mesh)
-    state = shard_state(shapes_of(state), mesh)
+    target = shard_decoder(rounds.shapes_of(engine.target), mesh)
+    state = shard_state(rounds.shapes_of(state), mesh)
     with jax.set_mesh(mesh):
-        text = compiled(engine, target, state).as_text()
+        text = rounds.compile(engine, target, state).as_text()
     calls = re.findall(r"(\w*)[.\d]* = .*tpu_custom_call", text)
     assert len([name for name in calls if "delta" in name]) >= 2 * 2, calls
     assert any("attention" in name for name in calls), calls
@@ -216,22 +171,16 @@ def test_a_hybrid_round_calls_its_kernels_on_a_mesh(strategy):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@needs_cuda
 @pytest.mark.parametrize("strategy", [Replay(), Ring()], ids=["replay", "ring"])
 def test_a_hybrid_round_on_hopper_calls_its_kernels_and_copies_no_state(
-    monkeypatch, strategy
+    rounds, strategy
 ):
-    monkeypatch.setattr(attention, "cache_dtype", lambda _: jnp.dtype(jnp.bfloat16))
     engine, state = hybrid_and_state(strategy)
     matrix = (4, 4, 128, 128)
     matrices = [x for x in jax.tree.leaves(state.target.blocks) if x.shape == matrix]
-    device = cuda.device("h100")
-    there = SingleDeviceSharding(device)
-    target, state = shapes_of(engine.target, there), shapes_of(state, there)
-    with compat.lowering_for("gpu", device.device_kind, device.core_count):
-        program = compiled(engine, target, state)
+    program = rounds.compile_for(cuda.device("h100"), engine, state)
     text = program.as_text()
     calls = [line for line in text.splitlines() if '"mosaic_gpu' in line]
     assert len([line for line in calls if "delta_window_cuda" in line]) == len(matrices)
