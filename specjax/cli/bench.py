@@ -93,7 +93,8 @@ class Bench:
                     records.append(entry)
                     if out is not None:
                         print(entry.as_line(), file=out, flush=True)
-        return report(records, near_tie(self.dtype, self.temperature))
+        cache = self.memory.cache_dtype
+        return report(records, near_tie(self.dtype, self.temperature, cache))
 
     def _check(self) -> None:
         """What can be said before anything is loaded."""

@@ -51,6 +51,12 @@ def test_a_low_temperature_stretches_the_bound():
     assert near_tie("float32", 0.1) == pytest.approx(10 * near_tie("float32"))
 
 
+def test_a_narrow_cache_widens_the_bound():
+    assert near_tie("float32") < near_tie("float32", cache="int8")
+    assert near_tie("float32", cache="int8") < near_tie("float32", cache="fp8")
+    assert near_tie("int8", cache="fp8") == near_tie("int8")
+
+
 def test_which_rules_are_held_to_the_tokens():
     """All but lossy ones at temperature 0; above it those that share the noise."""
     greedy = {name for name in RULES if promises_tokens(RULES[name].build(), 0.0)}
