@@ -51,16 +51,21 @@ def watched() -> Iterator[None]:
         jax.clear_caches()
 
 
-def product(a: Any, b: Any) -> Float[Array, "64 n"]:
+def watch(a: Any, b: Any) -> None:
+    """Load what is to be multiplied, inside ``watched``; ``product`` does so itself."""
+    if _emulated.get() and _watched.get():
+        _ = a[...], b[...]
+        plgpu.commit_smem()  # for threads that load, unlike matrix units
+
+
+def product(a: Any, b: Any) -> Float[Array, "m n"]:
     """Of two arrays in shared memory, in float32."""
 
     def multiply(acc: Any) -> jax.Array:
         plgpu.wgmma(acc, a, b)
         return acc[...]
 
-    if _emulated.get() and _watched.get():
-        _ = a[...], b[...]
-        plgpu.commit_smem()  # for threads that load, unlike matrix units
+    watch(a, b)
     shape = (a.shape[0], b.shape[1])
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 

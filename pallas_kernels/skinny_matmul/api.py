@@ -7,7 +7,8 @@ nothing besides (compiled for v5e and v6e with 1, 8 and 16 rows, JAX 0.10.2), so
 ``skinny_matmul`` of these takes the kernel only where it is told ``invariant``. Of int4
 weights in groups XLA makes a float32 copy at one row, of 15 times their size.
 
-A Hopper GPU has a kernel for bfloat16 and int8 weights, and none for int4.
+A Hopper GPU has a kernel for the same weights: int4 in groups of 128 inputs, or of a
+multiple of 128.
 """
 
 from __future__ import annotations

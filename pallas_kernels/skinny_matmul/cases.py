@@ -44,7 +44,7 @@ def _of(name: str, kind: str, rows: int) -> list[Case]:
             function=function,
             arguments=(array(rows, inputs), *weights),
             kept=((outputs, inputs),),
-            platforms=("tpu",) if kind == "int4" else ("tpu", "cuda"),
+            platforms=("tpu", "cuda"),
         )
 
     found = [case("", _plain, weight)]

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import compat
-from pallas_kernels.skinny_matmul import api, gpu
+from pallas_kernels import compat, gpu_products
+from pallas_kernels.skinny_matmul import api, gpu, reference
 from pallas_kernels.skinny_matmul.reference import Weight
 from pallas_kernels.skinny_matmul.specs import MODELS
 
@@ -21,7 +22,7 @@ emulated = pytest.mark.skipif(
 CLOSE = {"rtol": 0, "atol": 2e-5}
 """Outputs are of the order of 1."""
 
-KINDS = ["bfloat16", "int8"]
+KINDS = ["bfloat16", "int8", "int4"]
 
 
 def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
@@ -29,6 +30,8 @@ def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
     plain = draw.normal(size=(outputs, inputs)).astype(np.float32) / inputs**0.5
     if kind == "bfloat16":
         return Weight(jnp.asarray(plain, jnp.bfloat16))
+    if kind == "int4":
+        return api.quantize_int4(jnp.asarray(plain))
     scale = np.abs(plain).max(axis=1) / 127
     codes = np.round(plain / scale[:, None]).astype(np.int8)
     return Weight(jnp.asarray(codes), jnp.asarray(scale))
@@ -43,7 +46,8 @@ def exactly(x: jax.Array, weight: Weight) -> np.ndarray:
     """In float64, weights multiplied out."""
     values = np.asarray(weight.values.astype(jnp.float32), np.float64)
     if weight.scale is not None:
-        values = values * np.asarray(weight.scale, np.float64)[:, None]
+        scale = np.atleast_2d(np.asarray(weight.scale, np.float64))
+        values = values * np.repeat(scale, weight.group, axis=0).T
     return np.asarray(x.astype(jnp.bfloat16), np.float64) @ values.T
 
 
@@ -74,11 +78,12 @@ def test_a_weight_may_have_fewer_steps_than_are_on_their_way():
 
 
 @emulated
-def test_gate_and_up_are_multiplied():
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_gate_and_up_are_multiplied(kind):
     x, gate, up = (
         rows_of(3, 256),
-        weight_of("int8", 128, 256),
-        weight_of("int8", 128, 256, seed=4),
+        weight_of(kind, 128, 256),
+        weight_of(kind, 128, 256, seed=4),
     )
     got = gpu.skinny_gated(
         x, gate, up, activation="silu", interpret=compat.gpu_interpret()
@@ -89,8 +94,9 @@ def test_gate_and_up_are_multiplied():
 
 
 @emulated
-def test_a_rows_bits_do_not_depend_on_other_rows_or_on_how_many_there_are():
-    weight = weight_of("bfloat16", 128, 1024)
+@pytest.mark.parametrize("kind", ["bfloat16", "int4"])
+def test_a_rows_bits_do_not_depend_on_other_rows_or_on_how_many_there_are(kind):
+    weight = weight_of(kind, 128, 1024)
     x, others = rows_of(16, 1024), rows_of(16, 1024, seed=9)
     wanted = by_kernel(x, weight)
     assert np.abs(wanted).min() > 0
@@ -109,11 +115,100 @@ def test_scales_of_other_outputs_show():
     assert np.abs(wrong - exactly(x, weight)).max() > 1e-2
 
 
+@emulated
+def test_every_int4_is_its_own_number():
+    """All sixteen of them, which rows of one input each pick out; scales differ."""
+    draw = np.random.default_rng(3)
+    codes = draw.integers(-8, 8, (128, 256))
+    codes[:16, 0] = np.arange(-8, 8)
+    scale = draw.uniform(0.5, 2, (2, 128)).astype(np.float32)
+    weight = Weight(jnp.asarray(codes, jnp.int4), jnp.asarray(scale))
+    picked = [0, 1, 2, 7, 8, 9, 31, 32, 63, 64, 127, 128, 129, 191, 254, 255]
+    got = by_kernel(jax.nn.one_hot(jnp.asarray(picked), 256), weight)
+    wanted = codes * np.repeat(scale, 128, axis=0).T
+    np.testing.assert_array_equal(got, wanted.T[picked].astype(np.float32))
+
+
+@emulated
+@pytest.mark.parametrize("group", [128, 384])
+def test_int4_is_what_the_reference_says(group):
+    """Groups of one step and of three, the second share of which begins inside one."""
+    x, plain = rows_of(5, 1152), np.random.default_rng(8).normal(size=(128, 1152))
+    weight = api.quantize_int4(jnp.asarray(plain / 1152**0.5), group)
+    assert gpu.refusal(5, weight) is None
+    assert gpu.cut(128, 1152).each == 5
+    got = by_kernel(x, weight)
+    np.testing.assert_allclose(got, reference.skinny_matmul(x, weight), **CLOSE)
+    np.testing.assert_allclose(got, exactly(x, weight), **CLOSE)
+
+
+@emulated
+@pytest.mark.parametrize("turned", ["groups", "outputs"])
+def test_int4_scales_of_other_groups_or_outputs_show(turned):
+    x, weight = rows_of(4, 256), weight_of("int4", 128, 256)
+    assert weight.scale is not None
+    scale = weight.scale[::-1] if turned == "groups" else weight.scale[:, ::-1]
+    wrong = by_kernel(x, weight._replace(scale=scale))
+    assert np.abs(wrong - exactly(x, weight)).max() > 1e-2
+
+
+@emulated
+def test_a_group_that_is_not_finite_leaves_other_outputs_alone():
+    x, weight = rows_of(4, 256), weight_of("int4", 128, 256)
+    assert weight.scale is not None
+    got = by_kernel(x, weight._replace(scale=weight.scale.at[1, 7].set(jnp.nan)))
+    assert np.isnan(got[:, 7]).all()
+    others = np.arange(128) != 7
+    np.testing.assert_array_equal(got[:, others], by_kernel(x, weight)[:, others])
+
+
+@emulated
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_is_overwritten_while_it_is_multiplied(kind):
+    with gpu_products.watched():
+        check(4, kind, 128, 896)
+
+
+@emulated
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_overwritten_too_early_shows(kind, monkeypatch):
+    wait, fetch = gpu._Steps.wait, gpu._Steps.fetch
+
+    def early(steps: Any, i: Any) -> Any:
+        found = wait(steps, i)
+        fetch(steps, i + gpu.STAGES)
+        return found
+
+    def only_the_first(steps: Any, i: Any) -> None:
+        if isinstance(i, int):
+            fetch(steps, i)
+
+    monkeypatch.setattr(gpu._Steps, "wait", early)
+    monkeypatch.setattr(gpu._Steps, "fetch", only_the_first)
+    with (
+        gpu_products.watched(),
+        pytest.raises(compat.RaceError),
+        compat.without_gpu_races(),
+    ):
+        check(4, kind, 128, 896)
+
+
+@emulated
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_not_waited_for_shows(kind, monkeypatch):
+    jax.clear_caches()  # what was traced whole would be run again
+    monkeypatch.setattr(plgpu, "barrier_wait", lambda *_: None)
+    with pytest.raises(compat.RaceError), compat.without_gpu_races():
+        check(4, kind, 128, 512)
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_real_models_are_taken_and_fill_the_device(name, kind):
     outputs, inputs = MODELS[name]
-    scale = jax.ShapeDtypeStruct((outputs,), jnp.float32)
+    grouped = (inputs // 128, outputs) if kind == "int4" else (outputs,)
+    scale = jax.ShapeDtypeStruct(grouped, jnp.float32)
     values: Any = jax.ShapeDtypeStruct((outputs, inputs), jnp.dtype(kind))
     weight = Weight(values, None if kind == "bfloat16" else scale)  # pyright: ignore
     assert gpu.refusal(16, weight) is None
@@ -131,11 +226,18 @@ def test_what_it_cannot_take_is_said():
         return str(gpu.refusal(rows, *weights))
 
     assert "17 rows" in told(plain, rows=17)
-    assert "int4" in told(api.quantize_int4(jnp.ones((128, 256))))
+    assert "int16" in told(Weight(jnp.ones((128, 256), jnp.int16)))
     assert "float32" in told(Weight(jnp.ones((128, 256))))
     assert "scales" in told(Weight(coded.values))
     assert "scales" in told(Weight(coded.values, jnp.ones((2, 128))))
     assert "multiples of 128" in told(Weight(plain.values[:120]))
+    four = api.quantize_int4(jnp.ones((128, 768)))
+    assert "scales" in told(Weight(four.values))
+    assert "each group" in told(Weight(four.values, jnp.ones(128)))
+    assert "each group" in told(Weight(four.values, jnp.ones((6, 128), jnp.int32)))
+    narrow, odd = (api.quantize_int4(jnp.ones((128, 768)), of) for of in (64, 192))
+    assert "groups of 64 inputs" in told(narrow)
+    assert "groups of 192 inputs" in told(odd)
 
 
 @emulated
