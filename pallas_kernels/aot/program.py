@@ -62,8 +62,8 @@ def copies(
 ) -> list[str]:
     """Instructions that make anew an array of a kept shape, its axes in any order.
 
-    ``rewritten``: the arrays are written whole, as states are. Then one that was brought
-    near has to be taken back, and was not read twice meanwhile.
+    ``rewritten``: the arrays are written whole, as states are. Then one that was
+    brought near has to be taken back, and was not read twice meanwhile.
     """
     shapes = {order for shape in kept for order in itertools.permutations(shape)}
     found = []
