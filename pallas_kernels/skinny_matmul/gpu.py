@@ -177,7 +177,7 @@ def _shares(
 def _shared(dtype: Any, *shape: int) -> Any:
     """Shared memory, in tiles as the matrix units take it, or plain.
 
-    int4 must lie in tiles of whole steps. Where a copy of plain rows begins, Pallas
+    int4 must lie in tiles as wide as a step. Where a copy of plain rows begins, Pallas
     counts in numbers and the device in bytes; a tile begins at nought.
     """
     if dtype not in (jnp.bfloat16, jnp.int4):

@@ -115,6 +115,13 @@ def test_scales_of_other_outputs_show():
     assert np.abs(wrong - exactly(x, weight)).max() > 1e-2
 
 
+def test_int4_lies_in_tiles_as_wide_as_a_step():
+    """Plain rows pass every other test, and would be read from the wrong places."""
+    tiling, swizzle = gpu._shared(jnp.int4, 3, gpu.OUTPUTS, gpu.INPUTS).transforms
+    assert tiling.tiling == (8, gpu.INPUTS)
+    assert 2 * swizzle.swizzle == gpu.INPUTS
+
+
 @emulated
 def test_every_int4_is_its_own_number():
     """All sixteen of them, which rows of one input each pick out; scales differ."""
