@@ -14,6 +14,8 @@ import math
 import re
 from collections.abc import Mapping
 
+from pallas_kernels.aot.hlo import Instruction, parse
+
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "f8e4m3fn": 8} | {
     "bf16": 16,
     "f16": 16,
@@ -24,10 +26,6 @@ _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "f8e4m3fn": 8} | {
     "u32": 32,
 }
 
-_LINE = re.compile(
-    r"\s+(?:ROOT )?%(?P<name>\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z-]+)\("
-    r"(?P<operands>[^)]*)\)(?P<rest>.*)"
-)
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,]*)\](?P<layout>\{[^}]*\})?")
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "while"}
@@ -39,24 +37,8 @@ _PICKS = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of a program."""
-
-    name: str
-    type: str
-    op: str
-    operands: tuple[str, ...]
-    rest: str
-
-    @property
-    def calls(self) -> str | None:
-        """The computation of a fusion."""
-        match = re.search(r"calls=%([^\s,]+)", self.rest)
-        return None if match is None else match[1]
-
-
 Computation = dict[str, Instruction]
+"""By name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,31 +55,17 @@ def moves(text: str) -> list[Move]:
     Loops and branches within it are not looked into. Raises ``ValueError`` if there is
     no loop.
     """
-    program = computations(text)
-    bodies = re.findall(r" while\(.*?body=%([^\s,]+)", text)
-    if not bodies:
+    lines = parse(text)
+    program = {name: {x.name: x for x in found} for name, found in lines.items()}
+    loops = [x for found in lines.values() for x in found if x.op == "while"]
+    if not loops:
         raise ValueError("the program has no loop")
-    found = [_moves(program[name], program) for name in bodies]
+    bodies = [
+        program[name] for loop in loops for name in loop.called if name in program
+    ]
+    found = [_moves(body, program) for body in bodies]
     most = max(found, key=lambda each: sum(move.bytes for move in each))
     return sorted(most, key=lambda move: -move.bytes)
-
-
-def computations(text: str) -> dict[str, Computation]:
-    """Instructions by computation and name."""
-    found: dict[str, Computation] = {}
-    here: Computation = {}
-    for line in text.splitlines():
-        if line.endswith("{") and line.startswith(("%", "ENTRY %")):
-            name = line.removeprefix("ENTRY ")[1:].split(" ")[0]
-            here = found.setdefault(name, {})
-        elif (match := _LINE.match(line)) is not None:
-            operands = tuple(re.findall(r"%([^\s,]+)", match["operands"]))
-            if match["op"] == "parameter":
-                operands = (match["operands"],)
-            here[match["name"]] = Instruction(
-                match["name"], match["type"], match["op"], operands, match["rest"]
-            )
-    return found
 
 
 def _moves(body: Computation, program: Mapping[str, Computation]) -> list[Move]:
@@ -116,7 +84,7 @@ def _moved(
         return sum(map(_size, arrays))
     if line.op == "slice-start":  # its type has the whole array first
         return _size(arrays[1]) + _bytes(arrays[1])
-    inside = None if line.calls is None else program[line.calls]
+    inside = program[line.called[0]] if line.op == "fusion" else None
     moved = sum(map(_size, arrays))
     for index, operand in enumerate(line.operands):
         if operand in body:
@@ -136,7 +104,7 @@ def _uses(inside: Computation, index: int) -> list[Use]:
     (name,) = (
         name
         for name, line in inside.items()
-        if line.op == "parameter" and line.operands == (str(index),)
+        if line.op == "parameter" and line.inside == str(index)
     )
     names, found = [name], []
     for name in names:  # grows

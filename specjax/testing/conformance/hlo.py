@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_INSTRUCTION = re.compile(
-    r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$"
-)
-_CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
-    r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
-)
-_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+from pallas_kernels.aot.hlo import Instruction, Program, parse
 
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
 CALLS = {"while", "conditional", "call", "async-start", "async-update", "async-done"}
@@ -23,45 +14,6 @@ IN_PLACE = PASSED_ON | CALLS | {"scatter", "dynamic-update-slice"}
 COPIES = {"copy", "copy-start", "transpose"}
 HOST = {"infeed", "outfeed", "send", "recv", "send-done", "recv-done"}
 HOST_TARGETS = ("callback", "host", "py_")
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of a compiled program."""
-
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    op: str
-    rest: str
-    is_root: bool
-
-    @property
-    def called(self) -> list[str]:
-        """Computations that it calls."""
-        names = []
-        for one, many in _CALLED.findall(self.rest):
-            names += [one] if one else [x.strip(" %") for x in many.split(",")]
-        return names
-
-
-Program = dict[str, list[Instruction]]
-
-
-def parse(text: str) -> Program:
-    """Instructions by computation, from ``compiled.as_text()``."""
-    program: Program = {}
-    current: list[Instruction] = []
-    for line in text.splitlines():
-        if found := _COMPUTATION.match(line):
-            current = program.setdefault(found[1], [])
-        elif found := _INSTRUCTION.match(line):
-            root, name, shape, op, rest = found.groups()
-            shapes = tuple(
-                tuple(int(n) for n in dims.split(",") if n)
-                for _, dims in _SHAPE.findall(shape)
-            )
-            current.append(Instruction(name, shapes, op, rest, bool(root)))
-    return program
 
 
 def loop_instructions(program: Program, *, rare: bool = True) -> list[Instruction]:
