@@ -15,6 +15,7 @@ emulation, slowly; ``require`` raises where the platform's kernel would not take
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ import jax
 
 Platform = Literal["tpu", "cuda"]
 Implementation = Literal["auto", "reference", "interpret", "require"]
+
+KNOWN = ("auto", "reference", "interpret", "require")
 
 REFERENCE = "reference"
 VARIABLE = "SPECJAX_KERNELS"
@@ -90,6 +93,8 @@ def choose(
     dtype. Raises ``NoKernelError`` if a kernel is required, or to be interpreted, and
     none takes the call.
     """
+    if implementation not in KNOWN:
+        raise ValueError(f"implementation={implementation!r}: {', '.join(KNOWN)}")
     if implementation == "auto":
         implementation = _override()
     if implementation == "reference":
@@ -98,14 +103,18 @@ def choose(
         kernel = kernels.get("tpu", Kernel(reference, "it has none"))
         _demand(operation, "tpu", kernel)
         _record(operation, arguments, {"cpu": "kernel, interpreted"})
-        return kernel.run(*arguments, interpret=True)
+        run = functools.partial(kernel.run, interpret=True)
+        return _with_derivative(run, reference)(*arguments)
     if implementation == "require" and kernels:  # with none, XLA is the choice
         _demand_here(operation, kernels)
     _record(operation, arguments, {name: _told(k) for name, k in kernels.items()})
     _warn(operation, kernels)
     usable = {
         platform: _with_derivative(
-            jax.named_call(kernel.run, name=f"{operation}_{platform}"), reference
+            _with_batches(
+                jax.named_call(kernel.run, name=f"{operation}_{platform}"), reference
+            ),
+            reference,
         )
         for platform, kernel in kernels.items()
         if kernel.refusal is None
@@ -113,6 +122,26 @@ def choose(
     if not usable:
         return reference(*arguments)
     return jax.lax.platform_dependent(*arguments, default=reference, **usable)
+
+
+def _with_batches(
+    run: Callable[..., Any], reference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Under ``vmap`` the reference takes a kernel's place: calls have a batch already,
+    and not all that kernels are made of can be batched.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run_or_batch(*arguments: Any) -> Any:
+        return run(*arguments)
+
+    @run_or_batch.def_vmap
+    def _(size: int, batched: Any, *arguments: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
+        out = jax.vmap(reference, in_axes=axes, axis_size=size)(*arguments)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run_or_batch
 
 
 def _with_derivative(
@@ -136,9 +165,8 @@ def _with_derivative(
 
 
 def _override() -> Implementation:
-    known = ("auto", "reference", "interpret", "require")
-    if _OVERRIDE not in known:
-        raise ValueError(f"{VARIABLE}={_OVERRIDE}: it is one of {', '.join(known)}")
+    if _OVERRIDE not in KNOWN:
+        raise ValueError(f"{VARIABLE}={_OVERRIDE}: it is one of {', '.join(KNOWN)}")
     return _OVERRIDE  # pyright: ignore[reportReturnType]
 
 

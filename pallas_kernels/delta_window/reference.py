@@ -127,7 +127,9 @@ def delta_commit(
 ) -> Float[Array, "B H dk dv"]:
     """The state after the first ``num`` rows of ``path``; unchanged where ``num`` is 0.
 
-    What stands in rows off the path, or beyond ``num``, is not looked at.
+    What stands in rows off the path, or beyond ``num``, is not looked at. Those of the
+    path that count are numbers of rows and go up, as ancestors do: of others nothing is
+    promised, and kernels differ.
     """
     return delta_fold(state, take_rows(rows, path, num), num)
 

@@ -48,6 +48,7 @@ def skinny_matmul(
 
     ``invariant``: a row's bits depend on that row and the weight alone.
     """
+    reference.check(x, weight)
     rows = x.shape[0]
     by_xla = weight.values.dtype != jnp.int4 and not invariant
     kernels: dict[Platform, Kernel] = {}
@@ -72,6 +73,10 @@ def skinny_gated(
     implementation: Implementation = "auto",
 ) -> Float[Array, "M out"]:
     """``activation(x Wg^T) * (x Wu^T)`` for at most 16 rows, in float32."""
+    reference.check(x, gate, up)
+    if activation not in reference.ACTIVATIONS:
+        known = ", ".join(reference.ACTIVATIONS)
+        raise ValueError(f"activation={activation!r}: one of {known}")
     rows = x.shape[0]
     by_tpu = functools.partial(tpu.skinny_gated, activation=activation)
     by_gpu = functools.partial(gpu.skinny_gated, activation=activation)

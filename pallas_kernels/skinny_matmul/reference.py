@@ -44,6 +44,26 @@ class Weight(NamedTuple):
         return inputs // self.scale.shape[0]
 
 
+def check(x: jax.Array, *weights: Weight) -> None:
+    """Raise ``ValueError`` for what no implementation can take."""
+    if x.shape[0] > ROWS or 0 in x.shape:
+        raise ValueError(f"x is {list(x.shape)}: 1 to {ROWS} rows are multiplied")
+    for weight in weights:
+        outputs, inputs = weight.values.shape
+        if inputs != x.shape[1]:
+            raise ValueError(f"{inputs} inputs of the weight, {x.shape[1]} of x")
+        if weight.scale is None:
+            continue
+        *groups, scaled = weight.scale.shape
+        bad = len(groups) > 1 or scaled != outputs
+        if bad or (groups and (not groups[0] or inputs % groups[0])):
+            raise ValueError(
+                f"a scale of {list(weight.scale.shape)} for a weight of "
+                f"{[outputs, inputs]}: [{outputs}], or [groups, {outputs}] whose "
+                f"groups divide {inputs}"
+            )
+
+
 def skinny_matmul(x: Float[Array, "M in"], weight: Weight) -> Float[Array, "M out"]:
     """``x W^T`` for at most 16 rows, in float32."""
     return _product(_sixteen(x), weight)[: x.shape[0]]

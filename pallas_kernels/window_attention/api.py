@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Real
 
@@ -55,10 +56,19 @@ def window_attention(
     Pass one array for keys and values if they are the same: it is then read once.
     With a ``table`` the caches are pools of pages, and so are their scales: entry ``i``
     of a row is the page of its positions ``i * size ..``, and one that is no page's id
-    stands for none. ``spread`` says how batch rows and KV heads lie on several devices.
-    For ``implementation`` see ``platforms.choose``.
+    (-1, or as many as there are pages) stands for none. ``spread`` says how batch rows
+    and KV heads lie on several devices; for ``implementation`` see
+    ``platforms.choose``.
     """
     check_scales(k_cache, v_cache, k_scale, v_scale)
+    reference.check_heads(q, k_cache, reach, positions)
+    if slots is not None and table is not None:
+        raise ValueError("slots and table: a ring does not lie in pages, give one")
+    # narrower integers would overflow where a kernel reckons with them
+    lengths, positions, slots, table = (
+        None if x is None else x.astype(jnp.int32)
+        for x in (lengths, positions, slots, table)
+    )
     shared = v is k and v_cache is k_cache
     options = Options(
         scale=scale,

@@ -25,6 +25,12 @@ def check_scales(k_cache: Any, v_cache: Any, k_scale: Any, v_scale: Any) -> None
     int8 needs them, float8 may have them, and wider caches have none.
     """
     dtype = jnp.dtype(k_cache.dtype).name
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not is_narrow(cache.dtype) and not jnp.issubdtype(cache.dtype, jnp.floating):
+            raise ValueError(
+                f"{name} is {cache.dtype}: floating numbers, or codes of "
+                f"{' or '.join(NARROW)}, are expected"
+            )
     if not is_narrow(k_cache.dtype) and not is_narrow(v_cache.dtype):
         if k_scale is not None or v_scale is not None:
             raise ValueError(f"k_scale and v_scale: a {dtype} cache has no scales")

@@ -10,6 +10,23 @@ from jaxtyping import Array, Bool, Float, Int, Real
 from pallas_kernels.window_attention.narrow import check_scales, computed_in
 
 
+def check_heads(
+    q: jax.Array, k_cache: jax.Array, reach: int | None, positions: jax.Array | None
+) -> None:
+    """Raise ``ValueError`` for what no implementation can take."""
+    q_heads, kv_heads = q.shape[2], k_cache.shape[1]
+    if not kv_heads or q_heads % kv_heads:
+        raise ValueError(
+            f"{q_heads} query heads, {kv_heads} KV heads: a multiple is expected"
+        )
+    if 0 in q.shape or 0 in k_cache.shape:
+        raise ValueError(
+            f"q is {list(q.shape)}, k_cache {list(k_cache.shape)}: none may be empty"
+        )
+    if reach is not None and (reach < 1 or positions is None):
+        raise ValueError(f"reach = {reach}: it is 1 or more, and needs positions")
+
+
 def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
@@ -50,11 +67,15 @@ def window_attention(
       and weights before the second.
 
     Slots that hold nothing may hold anything, NaN included, and so may their scales;
-    keys and values of window rows that nobody may see must be finite.
+    keys and values of window rows that nobody may see must be finite. That is so of the
+    result, and not of its derivatives, which NaN reaches. Every row must see something,
+    itself at least: ``ancestors`` has its diagonal, and ``reach`` is 1 or more.
 
-    Raises ``ValueError`` for scales that do not go with the caches.
+    Raises ``ValueError`` for scales that do not go with the caches, for query heads
+    that are no multiple of the KV heads, and for a ``reach`` without ``positions``.
     """
     check_scales(k_cache, v_cache, k_scale, v_scale)
+    check_heads(q, k_cache, reach, positions)
     batch, width, q_heads, _ = q.shape
     kv_heads = k_cache.shape[1]
     group = q_heads // kv_heads

@@ -83,7 +83,7 @@ def window_attention(
     ]
     if table is not None:
         # where there is no page any will do: nothing of it is looked at
-        known.append(jnp.minimum(table, k_cache.shape[0] - 1))
+        known.append(jnp.clip(table, 0, k_cache.shape[0] - 1))
     out = pl.pallas_call(
         functools.partial(kernel, plan=plan, options=options),
         out_shape=_outputs(shapes, plan, options),
