@@ -214,12 +214,8 @@ CASES = [
         for case in (
             _case("llama-3-8b", narrow=narrow),
             _case("llama-3-8b", narrow=narrow, size=128),
-            _case("llama-3.2-1b", narrow=narrow),
-            _case("gpt-oss-20b-local", width=4, narrow=narrow),
             _loop("llama-3-8b", narrow=narrow),
         )
     ],
-    _case("phi-2", capacity=2003, narrow=jnp.int8),
     _case("llama-3-8b", dtype=jnp.float32, narrow=jnp.int8),
-    _loop("llama-3.2-1b", narrow=jnp.int8),
 ]

@@ -234,6 +234,11 @@ def _refused_narrow(
         return f"its window is {window}, and {', '.join(CACHE_DTYPES)} are known"
     if shared:
         return f"its keys are its values too, which is not known of {dtype} caches"
+    if shapes.dim % LANES:
+        return (
+            f"its heads have {shapes.dim} channels: in {dtype} newer compilers copy "
+            f"the cache for them each round, unless they are a multiple of {LANES}"
+        )
     size = shapes.page_size
     if scaled and size is not None and size % LANES:
         return (
