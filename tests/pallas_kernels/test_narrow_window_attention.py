@@ -219,6 +219,7 @@ def test_a_call_that_is_not_for_the_kernel_is_refused_by_name(change, why):
     options |= {"shared": change.get("shared", False), "scaled": True}
     told = refusal(q, cache, cache, table, narrowed=False, **options)
     assert told is not None and why in told
+    q = jax.ShapeDtypeStruct((1, 2, 4, 128), jnp.float32)
     options = {"narrowed": False, "window": jnp.bfloat16}
     for size, scaled in ((128, True), (16, False)):
         cache = jax.ShapeDtypeStruct((1, 2, size, 128), FP8)
