@@ -65,9 +65,9 @@ def window_attention(
     if slots is not None and table is not None:
         raise ValueError("slots and table: a ring does not lie in pages, give one")
     # narrower integers would overflow where a kernel reckons with them
-    lengths, positions, slots, table = (
-        None if x is None else x.astype(jnp.int32)
-        for x in (lengths, positions, slots, table)
+    lengths = lengths.astype(jnp.int32)
+    positions, slots, table = (
+        None if x is None else x.astype(jnp.int32) for x in (positions, slots, table)
     )
     shared = v is k and v_cache is k_cache
     options = Options(
