@@ -64,11 +64,6 @@ def window_attention(
     reference.check_heads(q, k_cache, reach, positions)
     if slots is not None and table is not None:
         raise ValueError("slots and table: a ring does not lie in pages, give one")
-    # narrower integers would overflow where a kernel reckons with them
-    lengths = lengths.astype(jnp.int32)
-    positions, slots, table = (
-        None if x is None else x.astype(jnp.int32) for x in (positions, slots, table)
-    )
     shared = v is k and v_cache is k_cache
     options = Options(
         scale=scale,
@@ -88,18 +83,22 @@ def window_attention(
             None if shared else v,
             k_cache,
             None if shared else v_cache,
-            lengths,
+            *_as_int32(lengths),
             ancestors,
-            positions,
-            slots,
+            *_as_int32(positions, slots),
             sinks,
-            table,
+            *_as_int32(table),
             *(() if k_scale is None else (k_scale, v_scale)),
         ),
         reference=functools.partial(_reference, chosen=chosen, options=options),
         kernels=_kernels(call, options, spread, window=k.dtype, narrowed=narrowed),
         implementation=implementation,
     )
+
+
+def _as_int32(*numbers: jax.Array | None) -> list[jax.Array | None]:
+    """Narrower integers would overflow where a kernel reckons with them."""
+    return [None if x is None else x.astype(jnp.int32) for x in numbers]
 
 
 def _kernels(

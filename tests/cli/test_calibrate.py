@@ -57,7 +57,7 @@ def test_what_is_timed_is_kept_and_follows_the_law(calibrate, run, tmp_path):
     ET.fromstring(plot.read_text("utf-8"))
     # and the game knows this machine
     played = run("simulate", "--k", 2, "--calibration", kept, "--json").json
-    assert played["devices"][-1]["c_verify"] == pytest.approx(found.c_round(3))
+    assert played["devices"][-1]["c_verify"] == pytest.approx(found.curve.c_round(3))
     other = run("simulate", "--k", 2, "--calibration", kept, "--batch", 4)
     assert other.status == 2
     assert "batches of 1 were timed, and not of 4: calibrate with" in other.err

@@ -111,7 +111,7 @@ def test_its_curve_is_the_one_that_was_measured():
         for line in PAGE.splitlines():
             if re.match(r"\| \d", line):
                 cells = [cell.strip() for cell in line.strip("|").split("|")]
-                assert f"{found.c_round(int(cells[0])):.2f}" == cells[column]
+                assert f"{found.curve.c_round(int(cells[0])):.2f}" == cells[column]
 
 
 def test_its_errors_are_those_of_the_predictions():

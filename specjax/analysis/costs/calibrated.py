@@ -119,10 +119,6 @@ class Calibrated:
         """The first: of the batch and context that were named first."""
         return self.curves[0]
 
-    def c_round(self, rows: int) -> float:
-        """See ``Curve.c_round``."""
-        return self.curve.c_round(rows)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain values, which ``from_dict`` takes back."""
         return {"format": FORMAT} | dataclasses.asdict(self)
