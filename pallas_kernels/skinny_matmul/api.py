@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.platforms import Implementation, Kernel, Platform, choose
-from pallas_kernels.skinny_matmul import gpu, plan, reference, tpu
+from pallas_kernels.skinny_matmul import gpu, gpu_plan, plan, reference, tpu
 from pallas_kernels.skinny_matmul.reference import (
     ROWS,
     Activation,
@@ -54,7 +54,7 @@ def skinny_matmul(
     kernels: dict[Platform, Kernel] = {}
     if not by_xla:
         kernels["tpu"] = Kernel(tpu.skinny_matmul, plan.refusal(rows, weight))
-        kernels["cuda"] = Kernel(gpu.skinny_matmul, gpu.refusal(rows, weight))
+        kernels["cuda"] = Kernel(gpu.skinny_matmul, gpu_plan.refusal(rows, weight))
     return choose(
         "skinny_matmul",
         (x, weight),
@@ -86,7 +86,7 @@ def skinny_gated(
         reference=functools.partial(reference.skinny_gated, activation=activation),
         kernels={
             "tpu": Kernel(by_tpu, plan.refusal(rows, gate, up)),
-            "cuda": Kernel(by_gpu, gpu.refusal(rows, gate, up)),
+            "cuda": Kernel(by_gpu, gpu_plan.refusal(rows, gate, up)),
         },
         implementation=implementation,
     )

@@ -1,4 +1,4 @@
-"""Random weights and rows of skinny products, for tests and timings."""
+"""Random weights and rows of skinny products, and what is right of them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def rows_of(count: int, inputs: int, seed: int = 1) -> jax.Array:
     """``[count, inputs]`` float32."""
     draw = np.random.default_rng(seed)
     return jnp.asarray(draw.standard_normal((count, inputs), dtype=np.float32))
+
+
+def exactly(x: jax.Array, weight: Weight) -> np.ndarray:
+    """``[count, outputs]`` in float64, with weights multiplied out."""
+    values = np.asarray(weight.values.astype(jnp.float32), np.float64)
+    if weight.scale is not None:
+        scale = np.atleast_2d(np.asarray(weight.scale, np.float64))
+        values = values * np.repeat(scale, weight.group, axis=0).T
+    return np.asarray(x.astype(jnp.bfloat16), np.float64) @ values.T

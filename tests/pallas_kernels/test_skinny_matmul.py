@@ -9,24 +9,12 @@ import pytest
 
 from pallas_kernels import compat, platforms
 from pallas_kernels.skinny_matmul import api, plan, reference, tpu
-from pallas_kernels.skinny_matmul.problems import KINDS, rows_of, weight_of
+from pallas_kernels.skinny_matmul.problems import KINDS, exactly, rows_of, weight_of
 from pallas_kernels.skinny_matmul.reference import Weight
 from pallas_kernels.skinny_matmul.specs import MODELS
 
 CLOSE = {"rtol": 0, "atol": 2e-5}
 """Outputs are of the order of 1."""
-
-
-def exactly(x: jax.Array, weight: Weight) -> np.ndarray:
-    """In float64, weights multiplied out."""
-    values = np.asarray(weight.values.astype(jnp.float32), np.float64)
-    if weight.scale is not None:
-        scale = np.asarray(weight.scale, np.float64)
-        if scale.ndim == 1:
-            values = values * scale[:, None]
-        else:
-            values = values * np.repeat(scale.T, weight.group, axis=1)
-    return np.asarray(x.astype(jnp.bfloat16), np.float64) @ values.T
 
 
 def gated(x: jax.Array, gate: Weight, up: Weight) -> np.ndarray:

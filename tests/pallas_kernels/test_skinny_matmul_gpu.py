@@ -9,7 +9,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat, gpu_products
-from pallas_kernels.skinny_matmul import api, gpu, reference
+from pallas_kernels.skinny_matmul import api, gpu, gpu_body, gpu_plan, reference
+from pallas_kernels.skinny_matmul.gpu_plan import Cut
+from pallas_kernels.skinny_matmul.problems import KINDS, exactly, rows_of, weight_of
 from pallas_kernels.skinny_matmul.reference import Weight
 from pallas_kernels.skinny_matmul.specs import MODELS
 
@@ -22,34 +24,6 @@ emulated = pytest.mark.skipif(
 CLOSE = {"rtol": 0, "atol": 2e-5}
 """Outputs are of the order of 1."""
 
-KINDS = ["bfloat16", "int8", "int4"]
-
-
-def weight_of(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
-    draw = np.random.default_rng(seed)
-    plain = draw.normal(size=(outputs, inputs)).astype(np.float32) / inputs**0.5
-    if kind == "bfloat16":
-        return Weight(jnp.asarray(plain, jnp.bfloat16))
-    if kind == "int4":
-        return api.quantize_int4(jnp.asarray(plain))
-    scale = np.abs(plain).max(axis=1) / 127
-    codes = np.round(plain / scale[:, None]).astype(np.int8)
-    return Weight(jnp.asarray(codes), jnp.asarray(scale))
-
-
-def rows_of(count: int, inputs: int, seed: int = 1) -> jax.Array:
-    draw = np.random.default_rng(seed)
-    return jnp.asarray(draw.normal(size=(count, inputs)), jnp.float32)
-
-
-def exactly(x: jax.Array, weight: Weight) -> np.ndarray:
-    """In float64, weights multiplied out."""
-    values = np.asarray(weight.values.astype(jnp.float32), np.float64)
-    if weight.scale is not None:
-        scale = np.atleast_2d(np.asarray(weight.scale, np.float64))
-        values = values * np.repeat(scale, weight.group, axis=0).T
-    return np.asarray(x.astype(jnp.bfloat16), np.float64) @ values.T
-
 
 def by_kernel(x: jax.Array, weight: Weight) -> np.ndarray:
     out = gpu.skinny_matmul(x, weight, interpret=compat.gpu_interpret())
@@ -59,7 +33,7 @@ def by_kernel(x: jax.Array, weight: Weight) -> np.ndarray:
 
 def check(count: int, kind: str, outputs: int, inputs: int) -> None:
     x, weight = rows_of(count, inputs), weight_of(kind, outputs, inputs)
-    assert gpu.refusal(count, weight) is None
+    assert gpu_plan.refusal(count, weight) is None
     np.testing.assert_allclose(by_kernel(x, weight), exactly(x, weight), **CLOSE)
 
 
@@ -67,30 +41,14 @@ def check(count: int, kind: str, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_multiplies_in_shares(kind):
     """The second of which has fewer steps."""
-    assert gpu.cut(256, 1152) == gpu.Cut(tiles=2, shares=2, each=5, steps=9)
+    assert gpu_plan.cut(256, 1152) == Cut(128, tiles=2, shares=2, each=5, steps=9)
     check(7, kind, 256, 1152)
 
 
 @emulated
 def test_a_weight_may_have_fewer_steps_than_are_on_their_way():
-    assert gpu.cut(128, 256) == gpu.Cut(tiles=1, shares=1, each=2, steps=2)
+    assert gpu_plan.cut(128, 256) == Cut(128, tiles=1, shares=1, each=2, steps=2)
     check(16, "bfloat16", 128, 256)
-
-
-@emulated
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_gate_and_up_are_multiplied(kind):
-    x, gate, up = (
-        rows_of(3, 256),
-        weight_of(kind, 128, 256),
-        weight_of(kind, 128, 256, seed=4),
-    )
-    got = gpu.skinny_gated(
-        x, gate, up, activation="silu", interpret=compat.gpu_interpret()
-    )
-    inner = exactly(x, gate)
-    wanted = inner / (1 + np.exp(-inner)) * exactly(x, up)
-    np.testing.assert_allclose(np.asarray(got), wanted, **CLOSE)
 
 
 @emulated
@@ -117,9 +75,9 @@ def test_scales_of_other_outputs_show():
 
 def test_int4_lies_in_tiles_as_wide_as_a_step():
     """Plain rows pass every other test, and would be read from the wrong places."""
-    tiling, swizzle = gpu._shared(jnp.int4, 3, gpu.OUTPUTS, gpu.INPUTS).transforms
-    assert tiling.tiling == (8, gpu.INPUTS)
-    assert 2 * swizzle.swizzle == gpu.INPUTS
+    tiling, swizzle = gpu_body._shared(jnp.int4, 3, 128, gpu_plan.INPUTS).transforms
+    assert tiling.tiling == (8, gpu_plan.INPUTS)
+    assert 2 * swizzle.swizzle == gpu_plan.INPUTS
 
 
 @emulated
@@ -142,8 +100,8 @@ def test_int4_is_what_the_reference_says(group):
     """Groups of one step and of three, the second share of which begins inside one."""
     x, plain = rows_of(5, 1152), np.random.default_rng(8).normal(size=(128, 1152))
     weight = api.quantize_int4(jnp.asarray(plain / 1152**0.5), group)
-    assert gpu.refusal(5, weight) is None
-    assert gpu.cut(128, 1152).each == 5
+    assert gpu_plan.refusal(5, weight) is None
+    assert gpu_plan.cut(128, 1152).each == 5
     got = by_kernel(x, weight)
     np.testing.assert_allclose(got, reference.skinny_matmul(x, weight), **CLOSE)
     np.testing.assert_allclose(got, exactly(x, weight), **CLOSE)
@@ -179,19 +137,19 @@ def test_no_step_is_overwritten_while_it_is_multiplied(kind):
 @emulated
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_that_is_overwritten_too_early_shows(kind, monkeypatch):
-    wait, fetch = gpu._Steps.wait, gpu._Steps.fetch
+    wait, fetch = gpu_body.Steps.wait, gpu_body.Steps.fetch
 
     def early(steps: Any, i: Any) -> Any:
         found = wait(steps, i)
-        fetch(steps, i + gpu.STAGES)
+        fetch(steps, i + gpu_plan.STAGES)
         return found
 
     def only_the_first(steps: Any, i: Any) -> None:
         if isinstance(i, int):
             fetch(steps, i)
 
-    monkeypatch.setattr(gpu._Steps, "wait", early)
-    monkeypatch.setattr(gpu._Steps, "fetch", only_the_first)
+    monkeypatch.setattr(gpu_body.Steps, "wait", early)
+    monkeypatch.setattr(gpu_body.Steps, "fetch", only_the_first)
     with (
         gpu_products.watched(),
         pytest.raises(compat.RaceError),
@@ -218,10 +176,10 @@ def test_weights_of_real_models_are_taken_and_fill_the_device(name, kind):
     scale = jax.ShapeDtypeStruct(grouped, jnp.float32)
     values: Any = jax.ShapeDtypeStruct((outputs, inputs), jnp.dtype(kind))
     weight = Weight(values, None if kind == "bfloat16" else scale)  # pyright: ignore
-    assert gpu.refusal(16, weight) is None
-    how = gpu.cut(outputs, inputs)
-    assert how.tiles * gpu.OUTPUTS == outputs
-    assert how.steps * gpu.INPUTS == inputs
+    assert gpu_plan.refusal(16, weight) is None
+    how = gpu_plan.cut(outputs, inputs)
+    assert how.tiles * gpu_plan.OUTPUTS == outputs
+    assert how.steps * gpu_plan.INPUTS == inputs
     assert 0 <= how.shares * how.each - how.steps < how.each
     assert 112 <= how.tiles * how.shares <= 264
 
@@ -230,7 +188,7 @@ def test_what_it_cannot_take_is_said():
     plain, coded = weight_of("bfloat16", 128, 256), weight_of("int8", 128, 256)
 
     def told(*weights: Weight, rows: int = 4) -> str:
-        return str(gpu.refusal(rows, *weights))
+        return str(gpu_plan.refusal(rows, *weights))
 
     assert "17 rows" in told(plain, rows=17)
     assert "int16" in told(Weight(jnp.ones((128, 256), jnp.int16)))
