@@ -55,6 +55,25 @@ def _needs_accelerator(request: pytest.FixtureRequest) -> None:
         pytest.skip("needs an accelerator (see JAX_PLATFORMS)")
 
 
+QUICK = ("checkpoints", "cli", "drafters", "experiments", "prompts", "testing", "zoo")
+"""Folders whose tests compile without XLA's expensive passes, which takes half the
+time. Where a program's bits are the subject (models, state, decoding, acceptance,
+conformance, kernels) it is compiled as everywhere; by `make test-full` all are."""
+
+_quick = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_quickly(request: pytest.FixtureRequest) -> None:
+    folder = request.path.relative_to(REPOSITORY / "tests").parts[0]
+    sampled = "not full" in request.config.getoption("markexpr")
+    quick = sampled and folder in QUICK
+    if request.config.stash.get(_quick, None) != quick:
+        jax.clear_caches()  # no test shall compare programs of both kinds
+        jax.config.update("jax_disable_most_optimizations", quick)
+        request.config.stash[_quick] = quick
+
+
 MOST_MAPPINGS = 40_000
 """Of memory, in one process: Linux allows 65 530 (vm.max_map_count), a compiled engine
 takes some 900, and a process that asks for more crashes inside XLA."""
