@@ -59,7 +59,11 @@ def _all(platform: str, names: Sequence[str], options: argparse.Namespace) -> in
         for case in all_cases(platform, options.only):
             failed += not _try(case, platform, name, target, found, options.write)
     if found and options.write:
-        registers.write(found)
+        try:
+            registers.write(found, whole=not (options.only or failed))
+        except ValueError as error:
+            print(error, flush=True)
+            failed += 1
     return failed
 
 

@@ -5,26 +5,24 @@
 
 A bundle is what a TPU's core starts in one cycle, so a kernel's count is about the
 cycles of one step of its grid, with the body of a loop counted once, where memory is no
-hindrance. It needs no device and is the same every time, which makes it the first to
-show that a change has made a kernel slower. Another libtpu schedules otherwise: a
-baseline is compared under the one that made it, and under no other.
+hindrance. It is the first to show that a change has made a kernel slower.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
-import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-BASELINE = Path(__file__).with_name("baseline.json")
+from pallas_kernels.aot import kept
+
 DEVICES = ("v5e", "v6e")
 TOLERANCE = 0.1
 """Of bundles: so much more is slower, so much less calls for a new baseline."""
@@ -34,8 +32,7 @@ _USE = "final_hlo-static-per-bundle-utilization.txt"
 _COUNT = re.compile(r"non empty scheduled bundles: (\d+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Of all kernels in one program."""
 
     kernels: int
@@ -83,29 +80,15 @@ def _spills(file: Path) -> int:
     return sum(int(line.split()[column]) > 0 for line in lines[start:] if line.strip())
 
 
-def changes(
-    kept: Mapping[str, Figures], now: Mapping[str, Figures], *, whole: bool = True
-) -> list[str]:
-    """What is not as the baseline says. ``whole``: what is absent now is one too."""
-    found = [f"{name}: no longer there" for name in kept if whole and name not in now]
-    for name, new in now.items():
-        old = kept.get(name)
-        if old is None:
-            found.append(f"{name}: not in the baseline")
-            continue
-        if abs(new.bundles - old.bundles) > TOLERANCE * old.bundles:
-            found.append(f"{name}: {new.bundles} bundles, were {old.bundles}")
-        if new.spills > old.spills + TOLERANCE * old.bundles:
-            found.append(f"{name}: {new.spills} spills, were {old.spills}")
-        if new.kernels != old.kernels:
-            found.append(f"{name}: {new.kernels} kernels, were {old.kernels}")
-    return found
+def _bounds(old: kept.Figures) -> list[tuple[int, int]]:
+    kernels, bundles, spills = old
+    slack = int(TOLERANCE * bundles)
+    return [(kernels, kernels), (bundles - slack, bundles + slack), (0, spills + slack)]
 
 
-def read_baseline(file: Path = BASELINE) -> tuple[str, dict[str, Figures]]:
-    """The libtpu that it is of, and figures by ``device operation/name``."""
-    kept = json.loads(file.read_text())
-    return kept["libtpu"], {k: Figures(*v) for k, v in kept["figures"].items()}
+KEPT = kept.Kept(
+    Path(__file__).with_name("baseline.json"), "libtpu", Figures._fields, _bounds
+)
 
 
 def compile_all(devices: Sequence[str], only: str) -> Iterator[tuple[str, Figures]]:
@@ -154,30 +137,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found[name] = figures
         row = f"{figures.kernels:>7} {figures.bundles:>8} {figures.spills:>7}"
         print(f"{name:<48} {row}", flush=True)
-    partly = bool(options.only or options.device)
+    whole = not (options.only or options.device)
     if options.write:
-        return _write(version, found, partly)
-    made_by, kept = read_baseline()
+        try:
+            KEPT.write(version, found, whole=whole)
+        except ValueError as error:
+            print(error, flush=True)
+            return 2
+        print(f"written to {KEPT.file}")
+        return 0
+    made_by = KEPT.made_by()
     if made_by != version:
         print(f"not compared: the baseline is of libtpu {made_by}, this is {version}")
         return 0
-    told = changes(kept, found, whole=not partly)
+    told = KEPT.changes(found, whole=whole)
     print("\n".join(told) if told else "all as the baseline says")
     return int(bool(told))
-
-
-def _write(version: str, found: Mapping[str, Figures], partly: bool) -> int:
-    if partly:
-        print("nothing written: a baseline holds all devices and kernels", flush=True)
-        return 2
-    rows = ",\n".join(
-        f"  {json.dumps(k)}: {json.dumps(dataclasses.astuple(v))}"
-        for k, v in sorted(found.items())
-    )
-    text = f'{{"libtpu": {json.dumps(version)},\n "figures": {{\n{rows}\n }}}}\n'
-    BASELINE.write_text(text)
-    print(f"written to {BASELINE}")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,14 +160,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pallas_kernels.aot.bundles",
         description="Compile every kernel for TPUs that are not here, count the "
         "instruction bundles and register spills of one step, and hold them to "
-        f"{BASELINE.name}.",
+        f"{KEPT.file.name}.",
     )
     parser.add_argument(
         "--device", action="append", choices=DEVICES, help="may be repeated"
     )
     parser.add_argument("--only", default="", help="a part of a kernel's name")
     parser.add_argument(
-        "--write", action="store_true", help="keep the figures as the new baseline"
+        "--write", action="store_true", help="keep the figures in the baseline"
     )
     return parser
 

@@ -2,57 +2,46 @@
 
 ``python -m pallas_kernels.aot --device h100 --write`` makes it anew; without
 ``--write`` a kernel that takes more than it says fails. More registers are fewer blocks
-of threads side by side, and the next step is spilling. Another JAX makes other code:
-the file holds for the one that made it.
+of threads side by side, and the next step is spilling.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 
 from pallas_kernels.aot.cuda import Resources
+from pallas_kernels.aot.kept import Figures, Kept
 
-BASELINE = Path(__file__).with_name("registers.json")
 TOLERANCE = 0.1
 """So much more of either is told: another ptxas makes a difference of a few."""
 
 
-def read() -> dict[str, tuple[int, int]] | None:
-    """Registers of a thread and bytes of shared memory, by the case's name.
-
-    ``None`` if another JAX made the file.
-    """
-    kept = json.loads(BASELINE.read_text())
-    if kept["jax"] != jax.__version__:
-        return None
-    return {name: (count, size) for name, (count, size) in kept["figures"].items()}
+def _bounds(old: Figures) -> list[tuple[int, int]]:
+    return [(0, was + int(was * TOLERANCE)) for was in old]
 
 
-def grown(name: str, taken: Resources) -> list[str]:
+KEPT = Kept(
+    Path(__file__).with_name("registers.json"),
+    "jax",
+    ("registers", "bytes of shared memory"),
+    _bounds,
+)
+
+
+def grown(name: str, taken: Resources, kept: Kept = KEPT) -> list[str]:
     """What a kernel takes more of than the file says; nothing if it does not hold."""
-    kept = read()
-    if kept is None:
-        return []
-    if name not in kept:
-        return [f"not in {BASELINE.name}: --write adds it"]
-    now = (taken.registers, taken.shared or 0)
-    words = ("registers", "bytes of shared memory")
-    return [
-        f"{new} {word}, were {old}"
-        for new, old, word in zip(now, kept[name], words, strict=True)
-        if new > old * (1 + TOLERANCE)
-    ]
+    holds = kept.made_by() == jax.__version__
+    return kept.told(name, _figures(taken)) if holds else []
 
 
-def write(found: dict[str, Resources]) -> None:
-    """Keep what was found, and of the file what it says of others, if it holds."""
-    figures = (BASELINE.exists() and read()) or {}
-    figures |= {name: (x.registers, x.shared or 0) for name, x in found.items()}
-    lines = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(figures[name])}" for name in sorted(figures)
-    )
-    text = f'{{"jax": {json.dumps(jax.__version__)},\n "figures": {{\n{lines}\n}}}}\n'
-    BASELINE.write_text(text)
+def write(found: Mapping[str, Resources], *, whole: bool, kept: Kept = KEPT) -> None:
+    """Keep what was found; ``ValueError`` as of ``Kept.write``."""
+    figures = {name: _figures(taken) for name, taken in found.items()}
+    kept.write(jax.__version__, figures, whole=whole)
+
+
+def _figures(taken: Resources) -> Figures:
+    return taken.registers, taken.shared or 0

@@ -1,6 +1,5 @@
 """Programs for devices that are not here: how they are examined, and that all lower."""
 
-import json
 import types
 from typing import Any
 
@@ -189,27 +188,12 @@ def test_a_case_that_fails_fails_the_command(monkeypatch, capsys):
     assert "3 failed" in out
 
 
-def test_a_kernel_that_takes_more_than_is_kept_is_told(tmp_path, monkeypatch):
-    file = tmp_path / "kept.json"
-    monkeypatch.setattr(registers, "BASELINE", file)
-    registers.write({"a": cuda.Resources(100, 0, 1000)})
-    registers.write({"b": cuda.Resources(50, 0, None)})
-    assert registers.read() == {"a": (100, 1000), "b": (50, 0)}
-    assert registers.grown("a", cuda.Resources(110, 0, 900)) == []
-    told = registers.grown("a", cuda.Resources(111, 0, 1101))
-    assert told == ["111 registers, were 100", "1101 bytes of shared memory, were 1000"]
-    assert "not in kept.json" in registers.grown("c", cuda.Resources(1, 0, 1))[0]
-    monkeypatch.setattr(jax, "__version__", "0.99")  # whose code is another
-    assert registers.grown("a", cuda.Resources(255, 0, 9000)) == []
-    registers.write({"b": cuda.Resources(50, 0, 7)})
-    assert registers.read() == {"b": (50, 7)}
-
-
 def test_what_is_kept_is_every_kernel_and_no_other():
-    kept = json.loads(registers.BASELINE.read_text())["figures"]
+    kept = registers.KEPT.figures()
     names = {name(case) for case in all_cases("cuda")}
     # older JAX has fewer cases
-    assert names <= set(kept) and (registers.read() is None or names == set(kept))
+    assert names <= set(kept)
+    assert names == set(kept) or registers.KEPT.made_by() != jax.__version__
     most = max(shared for _, shared in kept.values())
     assert 0 < most <= cuda.SHARED_BYTES
 

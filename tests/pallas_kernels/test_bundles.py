@@ -50,26 +50,14 @@ def test_a_program_without_a_kernel_or_a_count_is_an_error(tmp_path):
         bundles.read_figures(tmp_path)
 
 
-def test_what_has_changed_is_told():
-    kept = {"v5e a": Figures(1, 1000, 10), "v5e b": Figures(1, 500, 0)}
-    near = {"v5e a": Figures(1, 1090, 60), "v5e b": Figures(1, 460, 0)}
-    assert bundles.changes(kept, near) == []
-    far = {"v5e a": Figures(1, 1110, 111), "v5e c": Figures(2, 1, 0)}
-    told = "\n".join(bundles.changes(kept, far))
-    for part in ("b: no longer", "c: not in", "1110 bundles, were 1000", "111 spills"):
-        assert part in told
-    assert "no longer" not in "\n".join(bundles.changes(kept, far, whole=False))
-
-
 def test_the_baseline_holds_every_kernel_and_no_other():
-    _, kept = bundles.read_baseline()
     wanted = {
         f"{device} {case.operation}/{case.name}"
         for device in DEVICES
         for case in all_cases("tpu")
         if device not in case.unfit
     }
-    assert set(kept) == wanted
+    assert set(bundles.KEPT.figures()) == wanted
 
 
 @pytest.mark.full
@@ -77,7 +65,7 @@ def test_the_baseline_holds_every_kernel_and_no_other():
 @pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
 @pytest.mark.parametrize("only", ["delta_window/qwen3.5", "w8-pages-128"])
 def test_the_compiler_makes_what_the_baseline_says(only):
-    made_by, _ = bundles.read_baseline()
+    made_by = bundles.KEPT.made_by()
     if made_by != importlib.metadata.version("libtpu"):
         pytest.skip(f"the baseline is of libtpu {made_by}")
     command = [sys.executable, "-m", "pallas_kernels.aot.bundles", "--only", only]
