@@ -207,3 +207,12 @@ def lowering_for(
     )
     mesh = AbstractMesh((1,), ("_",), (AxisType.Auto,), abstract_device=device)
     return use_abstract_mesh(mesh)
+
+
+def device_at_hand() -> Any:
+    """What a program is lowered for: a device, or one that is not here.
+
+    Both have a ``platform`` and a ``device_kind``; see ``lowering_for``.
+    """
+    elsewhere = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0] if elsewhere is None else elsewhere

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import jax
+from pallas_kernels import compat
 
 CAPABILITY = "9.0"
 """Newer GPUs have other matrix units, and cannot run programs for these."""
@@ -18,18 +18,12 @@ MULTIPROCESSORS = 132
 
 
 def absent() -> str | None:
-    """Why no kernel for Hopper runs here; ``None``: this is one, or there is no GPU.
-
-    A program may be lowered for a GPU that is not here: ``compat.lowering_for``.
-    """
-    lowered_for = jax.sharding.get_abstract_mesh().abstract_device
-    if lowered_for is not None and lowered_for.platform in ("gpu", "cuda"):
-        kind = lowered_for.device_kind
-        known = any(name in kind for name in KINDS)
-    elif jax.default_backend() == "gpu":
-        device = jax.devices()[0]
-        kind = device.device_kind
-        known = getattr(device, "compute_capability", None) == CAPABILITY
-    else:
+    """Why no kernel for Hopper runs here; ``None``: this is one, or there is no GPU."""
+    device = compat.device_at_hand()
+    if device.platform not in ("gpu", "cuda"):
         return None
-    return None if known else f"the GPU is a {kind}, and the kernel is for Hopper"
+    kind, capability = device.device_kind, getattr(device, "compute_capability", None)
+    by_name = capability is None and any(name in kind for name in KINDS)
+    if by_name or capability == CAPABILITY:
+        return None
+    return f"the GPU is a {kind}, and the kernel is for Hopper"

@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 import jax
 
+from pallas_kernels import compat
+
 Platform = Literal["tpu", "cuda"]
 Implementation = Literal["auto", "reference", "interpret", "require"]
 
@@ -172,19 +174,13 @@ def _override() -> Implementation:
 
 def _demand_here(operation: str, kernels: Mapping[Platform, Kernel]) -> None:
     """That the platform at hand has a kernel for this; if none is at hand, any."""
-    here = _platform(_lowered_for())
+    here = _platform(compat.device_at_hand().platform)
     if here is not None:
         missing = Kernel(lambda *_: None, "there is none")
         _demand(operation, here, kernels.get(here, missing))
     elif all(kernel.refusal is not None for kernel in kernels.values()):
         for platform, kernel in kernels.items():
             _demand(operation, platform, kernel)
-
-
-def _lowered_for() -> str:
-    """The backend at hand, or that of a device that is not here."""
-    absent = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if absent is None else absent.platform
 
 
 def _platform(backend: str) -> Platform | None:
