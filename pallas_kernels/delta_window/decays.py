@@ -53,19 +53,24 @@ def path_sums(
     """
     coarse = jnp.round(decay / STEP) * STEP
 
-    def along_paths(x: jax.Array) -> jax.Array:
-        if fused:
-            seen = jnp.where(ancestors[..., None, None], x[:, None], 0)
-            return jnp.sum(seen, axis=2).swapaxes(1, 2)
-        # by default an accelerator would round the decays to bfloat16
-        return jnp.einsum(
-            "bts,bshc->bhtc",
-            ancestors.astype(x.dtype),
-            x,
-            precision=jax.lax.Precision.HIGHEST,
-        )
+    parts = (coarse, decay - coarse)
+    return PathSums(*(along_paths(x, ancestors, fused=fused) for x in parts))
 
-    return PathSums(along_paths(coarse), along_paths(decay - coarse))
+
+def along_paths(
+    x: Float[Array, "B W H c"], ancestors: Bool[Array, "B W W"], *, fused: bool
+) -> Float[Array, "B H W c"]:
+    """The sum of a row's own and its ancestors' numbers."""
+    if fused:
+        seen = jnp.where(ancestors[..., None, None], x[:, None], 0)
+        return jnp.sum(seen, axis=2).swapaxes(1, 2)
+    # by default an accelerator would round the decays to bfloat16
+    return jnp.einsum(
+        "bts,bshc->bhtc",
+        ancestors.astype(x.dtype),
+        x,
+        precision=jax.lax.Precision.HIGHEST,
+    )
 
 
 def masked_exp(exponent: jax.Array, mask: jax.Array) -> jax.Array:

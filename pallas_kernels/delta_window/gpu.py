@@ -4,10 +4,10 @@ kernel of the same three parts as the TPU's: advance, write, window (see ``tpu.p
 What needs no state is left to XLA: sums of decays along the paths, and the products of
 rows with rows, ``weigh``. As compiled for an H100, that is 2 to 6 small programs. They
 read and write a tenth of the state's bytes for 8 rows of Qwen3-Next and a fifth for 16
-(3 % for 8 rows of Nemotron-H), but with one decay a channel two thirds for 8 and four
-thirds for 16: most of it in arrays that are read again at once, of 4 KiB a head for 8
-rows. The system of updates is solved in the kernel, row by row, and so is the advance:
-it is the recurrence itself, over the rows that count and no others.
+(3 % for 8 rows of Nemotron-H), but with one decay a channel half of them for 8 and 1.1
+times as many for 16: most of it in arrays that are read again at once, of 4 KiB a head
+for 8 rows. The system of updates is solved in the kernel, row by row, and so is the
+advance: it is the recurrence itself, over the rows that count and no others.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.delta_window.decays import (
+    along_paths,
     decays_after,
     path_sums,
     per_channel,
@@ -95,14 +96,17 @@ def weigh(
     fused: bool = False,
 ) -> Weights:
     """All of a window that needs no state; ``fused``: in few steps on a GPU."""
-    sums = path_sums(per_channel(log_decay), ancestors, fused=fused)
+    decay = per_channel(log_decay)
+    sums = path_sums(decay, ancestors, fused=fused)
     keys = k.swapaxes(1, 2)
     reads = jnp.stack([q.swapaxes(1, 2)] + [keys] * (beta is not None), axis=1)
     products = decayed_products(reads, keys, sums, ancestors, fused=fused)
     mix = None
     if beta is not None:
         mix = products[:, 1] * beta.swapaxes(1, 2)[..., None]
-    return Weights(reads, jnp.exp(sums.total), products[:, 0], mix)
+    # summed up by itself, a GPU's compiler makes it beside ``sums``, not of them
+    total = along_paths(decay, ancestors, fused=True) if fused else sums.total
+    return Weights(reads, jnp.exp(total), products[:, 0], mix)
 
 
 def delta_fold(
