@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.elementwise import whole
+
 ROWS = 16
 """Rows of every product, the missing ones zeros: what the smallest vector of bfloat16
 has on TPU. One shape for all, so a row's bits do not depend on how many there are."""
@@ -74,8 +76,8 @@ def skinny_gated(
 ) -> Float[Array, "M out"]:
     """``activation(x Wg^T) * (x Wu^T)``: the first half of a gated feed-forward."""
     rows = _sixteen(x)
-    out = ACTIVATIONS[activation](_product(rows, gate)) * _product(rows, up)
-    return out[: x.shape[0]]
+    inner = whole(ACTIVATIONS[activation], _product(rows, gate))
+    return (inner * _product(rows, up))[: x.shape[0]]
 
 
 def quantize_int4(weight: Float[Array, "out in"], group: int = 128) -> Weight:

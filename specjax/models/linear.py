@@ -41,6 +41,15 @@ class Linear(struct.PyTreeNode):
         """Rows of the weight."""
         return self.weight.shape[0]
 
+    @property
+    def skinny(self) -> bool:
+        """Whether a kernel multiplies its tiles.
+
+        It does for the invariant mode: the bits of XLA's products are nobody's promise.
+        """
+        plain = self.weight.dtype == jnp.bfloat16 and self.scale is None
+        return plain and self.tile == ROWS and not self.divided
+
     def __call__(self, x: Float[Array, "*rows in"]) -> Float[Array, "*rows out"]:
         """The product, in float32 (float64 for float64 weights)."""
         rows = x.reshape(-1, x.shape[-1])
@@ -56,9 +65,7 @@ class Linear(struct.PyTreeNode):
         weight, scale = self.weight, self.scale
         if scale is not None:
             return _int8_matmul(rows, weight, scale)
-        sixteen = self.tile is not None and len(rows) == ROWS
-        if sixteen and weight.dtype == jnp.bfloat16 and not self.divided:
-            # on a TPU, the bits of XLA's products are nobody's promise
+        if self.skinny:
             return skinny_matmul(rows, Weight(weight), invariant=True)
         return matmul(rows.astype(weight.dtype), weight)
 

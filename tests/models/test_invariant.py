@@ -7,6 +7,8 @@ import pytest
 
 from pallas_kernels import platforms
 from specjax.models.build import WeightType
+from specjax.models.config import GatedMLPConfig
+from specjax.models.feedforward.gated_mlp import GatedMLP
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
 from specjax.models.linear import Linear
 from specjax.testing.toy_mixers import toy_attentions
@@ -58,3 +60,51 @@ def test_on_a_tpu_tiles_are_multiplied_by_the_kernel_with_one_order_of_sums():
     np.testing.assert_array_equal(np.asarray(tiled), np.asarray(divided))
     plain = Linear(weight)(jnp.pad(x, [(0, 13), (0, 0)]))[:3]
     np.testing.assert_array_equal(np.asarray(tiled), np.asarray(plain))
+
+
+def gated(activation: str = "silu", **changes: object) -> GatedMLP:
+    """A tiled one of bfloat16, with changes to its gate."""
+    draw = np.random.default_rng(1)
+
+    def linear(out: int, of: int) -> Linear:
+        weight = jnp.asarray(draw.normal(size=(out, of)) / of**0.5, jnp.bfloat16)
+        return Linear(weight, tile=16)
+
+    gate, up, down = linear(128, 256), linear(128, 256), linear(256, 128)
+    config = GatedMLPConfig(size=128, activation=activation)  # pyright: ignore
+    return GatedMLP(config, gate=gate.replace(**changes), up=up, down=down)
+
+
+_run = jax.jit(lambda mlp, x: mlp(x))
+# 19 rows: one tile, and three rows of another
+_ROWS = np.random.default_rng(2).normal(size=(1, 19, 256)).astype(np.float32)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up_are_multiplied_by_one_kernel_with_the_bits_of_two(activation):
+    platforms.forget_choices()
+    together = np.asarray(_run(gated(activation), _ROWS))
+    called = {choice.operation for choice in platforms.choices()}
+    assert called == {"skinny_gated", "skinny_matmul"}
+    apart = np.asarray(_run(gated(activation, divided=True), _ROWS))
+    np.testing.assert_array_equal(together, apart)
+    for width in (1, 3, 16):
+        alone = np.asarray(_run(gated(activation), _ROWS[:, :width]))
+        np.testing.assert_array_equal(together[:, :width], alone)
+
+
+@pytest.mark.parametrize(
+    ("activation", "changes"),
+    [
+        ("sigmoid", {}),
+        ("silu", {"bias": jnp.ones((128,), jnp.float32)}),
+        ("silu", {"divided": True}),
+        ("silu", {"tile": None}),
+    ],
+)
+def test_what_that_kernel_does_not_take_is_two_products(activation, changes):
+    jax.clear_caches()  # what is traced already enters no record
+    platforms.forget_choices()
+    _run(gated(activation, **changes), _ROWS)
+    called = {choice.operation for choice in platforms.choices()}
+    assert called == {"skinny_matmul"}
