@@ -109,17 +109,10 @@ def window_attention(
     masks = _masks(held, ancestors, positions, slots, reach, chosen)
     old = scores(k_cache, masks[0], k_scale)
     new = scores(k.transpose(0, 2, 1, 3), masks[1])
-
-    top = jnp.maximum(old.max(axis=-1), new.max(axis=-1))[..., None]
-    sink = None
     if sinks is not None:
-        sink = sinks.astype(acc).reshape(kv_heads, group)
-        sink = jnp.repeat(sink, width, axis=1)[None, ..., None]
-        top = jnp.maximum(top, sink)
-    old, new = jnp.exp(old - top), jnp.exp(new - top)
-    total = old.sum(axis=-1, keepdims=True) + new.sum(axis=-1, keepdims=True)
-    if sink is not None:
-        total = total + jnp.exp(sink - top)
+        sinks = sinks.astype(acc).reshape(kv_heads, group)
+        sinks = jnp.repeat(sinks, width, axis=1)
+    old, new, total = _softmax(old, new, sinks)
     if v_scale is not None:
         old = old * jnp.where(held[:, None], v_scale, 0.0)[:, :, None].astype(acc)
     out = _weighted(old.astype(value_dtype), v_cache.astype(value_dtype), held, acc)
@@ -147,6 +140,23 @@ def _masks(
     if chosen is not None:
         old, new = old & chosen[0], new & chosen[1]
     return old, new
+
+
+def _softmax(
+    old: Float[Array, "B H R T"],
+    new: Float[Array, "B H R W"],
+    sinks: Float[Array, "H R"] | None,
+) -> tuple[Float[Array, "B H R T"], Float[Array, "B H R W"], Float[Array, "B H R 1"]]:
+    """Weights of the cache and of the window by their scores, and what to divide by."""
+    top = jnp.maximum(old.max(axis=-1), new.max(axis=-1))[..., None]
+    sink = None if sinks is None else sinks[None, ..., None]
+    if sink is not None:
+        top = jnp.maximum(top, sink)
+    old, new = jnp.exp(old - top), jnp.exp(new - top)
+    total = old.sum(axis=-1, keepdims=True) + new.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + jnp.exp(sink - top)
+    return old, new, total
 
 
 def _weighted(
