@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float
 
-from pallas_kernels.window_attention.plan import LANES, Options, Plan
+from pallas_kernels.window_attention.plan import Options, Plan
 from pallas_kernels.window_attention.rows import EARLIEST, FIRST_LANE
 
 LOWEST = -1e30
@@ -62,22 +62,30 @@ def named(refs: tuple[Any, ...], plan: Plan, options: Options) -> Refs:
 def kernel(
     lengths: Any, firsts: Any, behinds: Any, *refs: Any, plan: Plan, options: Options
 ) -> None:
-    """One step: the window's own keys at first, then a block of the cache."""
+    """One step: at first the window's own keys, which are the first share's, then a
+    block of the cache.
+    """
     # the table of a paged cache is for the index maps only
     x = named(refs[1:] if plan.pages else refs, plan, options)
-    row, step = pl.program_id(0), pl.program_id(3)
+    share, row, step = pl.program_id(0), pl.program_id(1), pl.program_id(4)
     length = lengths[row]
-    at = firsts[row] + step
+    at = firsts[share, row] + step
 
     @pl.when(step == 0)
     def _() -> None:
-        _start(x, plan, options)
+        x.top[...] = jnp.full(x.top.shape, LOWEST, jnp.float32)
+        x.total[...] = jnp.zeros(x.total.shape, jnp.float32)
+        x.sum[...] = jnp.zeros(x.sum.shape, jnp.float32)
+
+    @pl.when(jnp.logical_and(step == 0, has_window(share)))
+    def _() -> None:
+        _read_window(x, plan, options)
 
     base, turned = at * plan.block, plan.turned
-    here = at < behinds[row]
+    here = at < behinds[share, row]
     always_masked = options.ring or options.reach is not None
     whole = jnp.logical_and(base + plan.block <= length, not always_masked)
-    head = pl.program_id(1) * plan.heads
+    head = pl.program_id(2) * plan.heads
 
     @pl.when(jnp.logical_and(here, whole))
     def _() -> None:
@@ -96,24 +104,32 @@ def kernel(
         scales = None if scales is None else jnp.where(held, scales, 0.0)
         _go_on(x, jnp.where(seen, scores, -jnp.inf), values, turned, scales)
 
-    @pl.when(step == plan.blocks - 1)
+    @pl.when(step == plan.steps - 1)
     def _() -> None:
-        total = x.total[...]
-        seen = total > 0  # not in rows that make up a tile
-        x.out[0] = x.sum[...] / jnp.where(seen, total, 1.0)
-        if x.lse is not None:
-            lse = x.top[...] + jnp.log(total)
-            x.lse[0] = jnp.broadcast_to(lse, (*lse.shape[:2], LANES))
+        _finish(x)
 
 
-def _start(x: Refs, plan: Plan, options: Options) -> None:
+def has_window(share: jax.Array) -> jax.Array:
+    """One share alone counts the window's own keys."""
+    return share == 0
+
+
+def _read_window(x: Refs, plan: Plan, options: Options) -> None:
     """The window's own keys."""
-    x.top[...] = jnp.full(x.top.shape, LOWEST, jnp.float32)
-    x.total[...] = jnp.zeros(x.total.shape, jnp.float32)
-    x.sum[...] = jnp.zeros(x.sum.shape, jnp.float32)
     seen = x.facts[0][None, :, : plan.window] != 0
     scores = _scores(x.q[0], x.k[0], options)
     _go_on(x, jnp.where(seen, scores, -jnp.inf), x.v[0])
+
+
+def _finish(x: Refs) -> None:
+    """Rows that make up a tile, or whose share is empty, may have seen nothing: they
+    read zeros, and have a log-sum-exp below all others.
+    """
+    total = jnp.where(x.total[...] > 0, x.total[...], 1.0)
+    x.out[0] = x.sum[...] / total
+    if x.lse is not None:
+        lse = x.top[...] + jnp.log(total)
+        x.lse[0] = jnp.broadcast_to(lse, x.sum.shape)
 
 
 def _go_on(

@@ -53,31 +53,32 @@ def _inputs(
     dtype: Any,
     size: int | None = None,
     narrow: Any = None,
+    batch: int = BATCH,
 ) -> dict[str, Any]:
     capacity = capacity if spec.reach is None else spec.reach
     heads, dim = spec.kv_heads, spec.dim
-    rows = array(BATCH, width, heads, dim, dtype=dtype)
-    places = (BATCH, heads, capacity)
+    rows = array(batch, width, heads, dim, dtype=dtype)
+    places = (batch, heads, capacity)
     table = None
     if size is not None:
         blocks = capacity // size
-        places = (BATCH * blocks + 5, heads, size)
-        table = array(BATCH, blocks, dtype=jnp.int32)
+        places = (batch * blocks + 5, heads, size)
+        table = array(batch, blocks, dtype=jnp.int32)
     cache = array(*places, dim, dtype=dtype if narrow is None else narrow)
     scales = None if narrow is None else array(*places, dtype=jnp.float32)
     return {
         "table": table,
-        "q": array(BATCH, width, spec.q_heads, dim, dtype=dtype),
+        "q": array(batch, width, spec.q_heads, dim, dtype=dtype),
         "k": rows,
         "v": None if spec.latent else rows,
         "k_cache": cache,
         "v_cache": None if spec.latent else cache,
         "k_scale": scales,
         "v_scale": scales,
-        "ancestors": array(BATCH, width, width, dtype=jnp.bool_),
+        "ancestors": array(batch, width, width, dtype=jnp.bool_),
         "slots": None
         if spec.reach is None
-        else array(BATCH, capacity, dtype=jnp.int32),
+        else array(batch, capacity, dtype=jnp.int32),
         "sinks": array(spec.q_heads, dtype=jnp.float32) if spec.sinks else None,
     }
 
@@ -90,17 +91,19 @@ def _case(
     size: int | None = None,
     narrow: Any = None,
     gpu: bool = True,
+    batch: int = BATCH,
 ) -> Case:
     spec = MODELS[model]
-    x = _inputs(spec, width, capacity, dtype, size, narrow)
+    x = _inputs(spec, width, capacity, dtype, size, narrow, batch)
     name = f"{model}-w{width}" + ("" if dtype == jnp.bfloat16 else "-f32")
     name += NARROW.get(narrow, "")
     name += "" if size is None else f"-pages-{size}"
+    name += "" if batch == BATCH else f"-b{batch}"
     return Case(
         operation="window_attention",
         name=name,
         function=functools.partial(_call, spec=spec),
-        arguments=(x, array(BATCH, dtype=jnp.int32)),
+        arguments=(x, array(batch, dtype=jnp.int32)),
         kept=_kept(x),
         platforms=_platforms(spec, narrow) if gpu else ("tpu",),
     )
@@ -205,6 +208,11 @@ CASES = [
     _case("llama-3-8b", size=128),
     _case("llama-3.2-1b", size=128),
     _case("deepseek-v3", size=128),
+    # of one row, whose caches two cores share
+    _case("llama-3-8b", batch=1, gpu=False),
+    _case("llama-3-8b", batch=1, size=128, gpu=False),
+    _case("llama-3-8b", batch=1, capacity=16384, narrow=jnp.int8, gpu=False),
+    _case("deepseek-v3", batch=1, width=1, capacity=32768, gpu=False),
     _loop("llama-3-8b"),
     _loop("llama-3.2-1b"),
     _loop("deepseek-v3"),

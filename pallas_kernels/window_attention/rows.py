@@ -130,6 +130,36 @@ def steps_in_sight(
     return first, behind
 
 
+def shares_of(
+    firsts: Int[Array, " B"], behinds: Int[Array, " B"], splits: int
+) -> tuple[Int[Array, "splits B"], Int[Array, "splits B"]]:
+    """The blocks in sight of each batch row in as many shares, one behind the other:
+    the first block of each, and the one behind its last.
+
+    Shares are of what is in sight, not of the capacity, and differ by a block at most.
+    An empty one begins where it ends, behind the last block.
+    """
+    firsts = jnp.minimum(firsts, behinds)
+    each = jax.lax.div(behinds - firsts + (splits - 1), jnp.int32(splits))
+    share = jnp.arange(splits + 1, dtype=jnp.int32)[:, None]
+    bounds = jnp.minimum(firsts + share * each, behinds)
+    return bounds[:-1], bounds[1:]
+
+
+def merge(
+    read: Float[Array, "2 B H R Dv"], lse: Float[Array, "2 B H R Dv"]
+) -> tuple[Float[Array, "B H R Dv"], Float[Array, "B H R Dv"]]:
+    """What two shares of a cache read, as one, and their log-sum-exp (Dao et al.,
+    Flash-Decoding, 2023), which a row has once for each channel.
+
+    A share that saw nothing has a finite ``lse`` far below the other's, and then no
+    part in the sum. With two shares, and all of it element by element, the compiler
+    makes a single pass of it; sums over an axis of shares would be several.
+    """
+    part = jax.nn.sigmoid(lse[0] - lse[1])
+    return read[0] * part + read[1] * (1 - part), jnp.logaddexp(lse[0], lse[1])
+
+
 def apply_sinks(
     read: Float[Array, "B H R Dv"],
     lse: Float[Array, "B H R"],

@@ -5,12 +5,15 @@ on with their softmax (Milakov and Gimelshein, 1805.02867): a running maximum, t
 sum. The window's own keys come first, so that maximum is finite from the start. Blocks
 beyond a row's length, and those that a sliding window has left behind, are neither
 copied nor looked at. Of a paged cache a block is several pages, each copied by itself.
+Where nothing else could run at once, a large cache is read in two shares, for devices
+of two cores, and these are merged by their log-sum-exp. One of them has the window.
 A cache of one byte a number is copied as it is and widened here, and its scales with
 it, of all heads at once: their slots lie in lanes, as those of scores do.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -33,15 +36,17 @@ from pallas_kernels.window_attention.plan import (
 )
 from pallas_kernels.window_attention.rows import (
     apply_sinks,
+    merge,
     pack_keys,
     pack_queries,
     row_facts,
+    shares_of,
     steps_in_sight,
     unpack_outputs,
 )
 
 
-@functools.partial(jax.jit, static_argnames=("options", "block", "interpret"))
+@functools.partial(jax.jit, static_argnames=("options", "block", "splits", "interpret"))
 def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
@@ -59,16 +64,20 @@ def window_attention(
     *,
     options: Options,
     block: int | None = None,
+    splits: int | None = None,
     interpret: compat.Interpret = False,
 ) -> Float[Array, "B W Hq Dv"]:
     """As ``reference.window_attention``; ``None`` for values: they are the keys.
 
-    ``block`` overrides how many slots are read in a step.
+    ``block`` overrides how many slots are read in a step, and ``splits`` in how many
+    shares a cache is read.
     """
     caches = [k_cache] if v_cache is None else [k_cache, v_cache]
     scales = [scale for scale in (k_scale, v_scale) if scale is not None]
     shapes = shapes_of(q, caches[0], caches[-1], table)
-    plan = make_plan(shapes, k_cache.dtype, window=k.dtype, block=block)
+    plan = make_plan(shapes, k_cache.dtype, window=k.dtype, block=block, splits=splits)
+    if plan.splits > 1:
+        options = dataclasses.replace(options, with_lse=True)
     dtype = computed_in(k_cache.dtype, k.dtype)
     if not options.ring:  # which holds the last of more positions than it has slots
         lengths = jnp.minimum(lengths, shapes.capacity)
@@ -77,10 +86,8 @@ def window_attention(
     if interpret is False:
         caches = [compat.left_in_hbm(cache) for cache in caches]
         scales = [compat.left_in_hbm(scale) for scale in scales]
-    known = [
-        lengths,
-        *steps_in_sight(lengths, positions, options, plan.block, plan.blocks),
-    ]
+    sight = steps_in_sight(lengths, positions, options, plan.block, plan.blocks)
+    known = [lengths, *shares_of(*sight, plan.splits)]
     if table is not None:
         # where there is no page any will do: nothing of it is looked at
         known.append(jnp.clip(table, 0, k_cache.shape[0] - 1))
@@ -89,7 +96,7 @@ def window_attention(
         out_shape=_outputs(shapes, plan, options),
         grid_spec=_grid(shapes, plan, options),
         compiler_params=compat.tpu_params(
-            ("parallel", "parallel", "parallel", "arbitrary")
+            ("parallel", "parallel", "parallel", "parallel", "arbitrary")
         ),
         cost_estimate=_cost(shapes, k_cache.dtype, options),
         interpret=interpret,
@@ -102,42 +109,46 @@ def window_attention(
         *([] if slots is None else [slots[:, None]]),
         *[array for array in (*caches, *scales) for _ in range(plan.pages or 1)],
     )
-    read = out[0]
+    read, lse = merge(*out) if plan.splits > 1 else (out[0][0], out[-1][0])
     if sinks is not None:
-        read = apply_sinks(read, out[1][..., 0], sinks, shapes)
+        read = apply_sinks(read, lse[..., 0], sinks, shapes)
     return unpack_outputs(read, shapes)
 
 
 def _outputs(
     shapes: Shapes, plan: Plan, options: Options
 ) -> list[jax.ShapeDtypeStruct]:
-    rows = (shapes.batch, shapes.kv_heads, plan.rows)
+    rows = (plan.splits, shapes.batch, shapes.kv_heads, plan.rows)
     out = jax.ShapeDtypeStruct((*rows, shapes.value_dim), jnp.float32)
-    lse = jax.ShapeDtypeStruct((*rows, LANES), jnp.float32)
-    return [out, lse] if options.with_lse else [out]
+    return [out, out] if options.with_lse else [out]
 
 
 def _grid(shapes: Shapes, plan: Plan, options: Options) -> pltpu.PrefetchScalarGridSpec:
-    """Batch rows, heads, row tiles and, one after another, blocks of the cache."""
+    """Shares, batch rows, heads, row tiles and, one after another, a share's blocks."""
     heads, rows = plan.heads, plan.row_tile
-    of_rows = lambda b, h, r, j, *_: (b, h, r, 0)  # noqa: E731
-    window = lambda b, h, r, j, *_: (b, h, 0, 0)  # noqa: E731
+    of_rows = lambda s, b, h, r, j, *_: (b, h, r, 0)  # noqa: E731
+    of_share = lambda s, b, h, r, j, *_: (s, b, h, r, 0)  # noqa: E731
+    window = lambda s, b, h, r, j, *_: (b, h, 0, 0)  # noqa: E731
     dims = [shapes.dim] if options.shared else [shapes.dim, shapes.value_dim]
-    out_specs = [pl.BlockSpec((1, heads, rows, shapes.value_dim), of_rows)]
-    if options.with_lse:
-        out_specs.append(pl.BlockSpec((1, heads, rows, LANES), of_rows))
+    out = pl.BlockSpec((None, 1, heads, rows, shapes.value_dim), of_share)
     return pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4 if plan.pages else 3,
-        grid=(shapes.batch, shapes.kv_heads // heads, plan.row_tiles, plan.blocks),
+        grid=(
+            plan.splits,
+            shapes.batch,
+            shapes.kv_heads // heads,
+            plan.row_tiles,
+            plan.steps,
+        ),
         in_specs=[
             pl.BlockSpec((1, heads, rows, shapes.dim), of_rows),
-            pl.BlockSpec((1, rows, LANES), lambda b, h, r, j, *_: (b, r, 0)),
+            pl.BlockSpec((1, rows, LANES), lambda s, b, h, r, j, *_: (b, r, 0)),
             *[pl.BlockSpec((1, heads, plan.window, n), window) for n in dims],
             *([_slots_spec(plan)] if options.ring else []),
             *[spec for n in dims for spec in _cache_specs(n, shapes, plan)],
             *(2 * _scale_specs(shapes, plan) if options.scaled else []),
         ],
-        out_specs=out_specs,
+        out_specs=[out, out] if options.with_lse else [out],
         scratch_shapes=[
             pltpu.VMEM((heads, rows, 1), jnp.float32),
             pltpu.VMEM((heads, rows, 1), jnp.float32),
@@ -146,16 +157,16 @@ def _grid(shapes: Shapes, plan: Plan, options: Options) -> pltpu.PrefetchScalarG
     )
 
 
-def _block_at(b: Any, j: Any, firsts: Any, behinds: Any) -> Any:
+def _block_at(
+    s: Any, b: Any, h: Any, r: Any, j: Any, lengths: Any, *ends: Any
+) -> jax.Array:
     """Past the end the last block stays, and is not copied again."""
-    return jnp.minimum(firsts[b] + j, jnp.maximum(behinds[b] - 1, 0))
+    firsts, behinds, *_ = ends
+    return jnp.minimum(firsts[s, b] + j, jnp.maximum(behinds[s, b] - 1, 0))
 
 
 def _slots_spec(plan: Plan) -> pl.BlockSpec:
-    def index(b: Any, h: Any, r: Any, j: Any, lengths: Any, *ends: Any) -> Any:
-        return b, 0, _block_at(b, j, *ends)
-
-    return pl.BlockSpec((1, 1, plan.block), index)
+    return pl.BlockSpec((1, 1, plan.block), lambda *at: (at[1], 0, _block_at(*at)))
 
 
 def _cache_specs(dim: int, shapes: Shapes, plan: Plan) -> list[pl.BlockSpec]:
@@ -165,7 +176,7 @@ def _cache_specs(dim: int, shapes: Shapes, plan: Plan) -> list[pl.BlockSpec]:
     def spec(piece: Any) -> pl.BlockSpec:
         def index(*at: Any) -> Any:
             row, t = piece(*at)
-            return (row, at[1], 0, t) if plan.turned else (row, at[1], t, 0)
+            return (row, at[2], 0, t) if plan.turned else (row, at[2], t, 0)
 
         ends = (dim, size) if plan.turned else (size, dim)
         return pl.BlockSpec((1, plan.heads, *ends), index)
@@ -191,20 +202,14 @@ def _pieces(shapes: Shapes, plan: Plan) -> list[Any]:
     """Where the pieces of a step lie: in which batch row or page, and where there."""
     size = shapes.page_size
     if size is None:
-
-        def stretch(b: Any, h: Any, r: Any, j: Any, lengths: Any, *ends: Any) -> Any:
-            return b, _block_at(b, j, *ends)
-
-        return [stretch]
+        return [lambda *at: (at[1], _block_at(*at))]
 
     def page(i: int) -> Any:
-        def where(
-            b: Any, h: Any, r: Any, j: Any, lengths: Any, firsts: Any, *more: Any
-        ) -> Any:
-            behinds, table = more
-            last = jnp.maximum((lengths[b] + (size - 1)) // size - 1, 0)
-            at = _block_at(b, j, firsts, behinds) * plan.pages + i
-            return table[b, jnp.minimum(at, last)], 0
+        def where(*at: Any) -> Any:
+            row, lengths, table = at[1], at[5], at[8]
+            last = jnp.maximum((lengths[row] + (size - 1)) // size - 1, 0)
+            entry = _block_at(*at) * plan.pages + i
+            return table[row, jnp.minimum(entry, last)], 0
 
         return where
 
