@@ -125,7 +125,7 @@ def _kernels(
         shared=options.shared,
         scaled=options.scaled,
     )
-    against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed)
+    against_gpu = gpu_plan.refusal(*call, options, narrowed=narrowed, window=window)
     return {
         "tpu": kernel(tpu.window_attention, against_tpu),
         "cuda": kernel(gpu.window_attention, against_gpu),

@@ -17,6 +17,9 @@ BATCH = 3
 """With it no cache has the shape of something else."""
 
 
+TPU, GPU = ("tpu",), ("cuda",)
+BOTH = TPU + GPU
+
 NARROW = {jnp.int8: "-int8", jnp.float8_e4m3fn: "-fp8"}
 
 
@@ -90,7 +93,7 @@ def _case(
     dtype: Any = jnp.bfloat16,
     size: int | None = None,
     narrow: Any = None,
-    gpu: bool = True,
+    platforms: tuple[str, ...] = BOTH,
     batch: int = BATCH,
 ) -> Case:
     spec = MODELS[model]
@@ -105,14 +108,14 @@ def _case(
         function=functools.partial(_call, spec=spec),
         arguments=(x, array(batch, dtype=jnp.int32)),
         kept=_kept(x),
-        platforms=_platforms(spec, narrow) if gpu else ("tpu",),
+        platforms=_able(spec, platforms),
     )
 
 
-def _platforms(spec: AttentionSpec, narrow: Any) -> tuple[str, ...]:
-    """Older JAX makes no kernel of the widest for a GPU, and none knows codes there."""
+def _able(spec: AttentionSpec, platforms: tuple[str, ...]) -> tuple[str, ...]:
+    """Older JAX makes no kernel of the widest for a GPU."""
     most = MOST_LATENT if spec.latent else MOST_DIM
-    return ("tpu", "cuda") if spec.dim <= most and narrow is None else ("tpu",)
+    return platforms if spec.dim <= most else TPU
 
 
 def _kept(caches: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -170,6 +173,7 @@ def _loop(
     width: int = 4,
     capacity: int = 4096,
     narrow: Any = None,
+    platforms: tuple[str, ...] = BOTH,
 ) -> Case:
     spec = MODELS[model]
     x = _inputs(spec, width, capacity, jnp.bfloat16, narrow=narrow)
@@ -183,7 +187,7 @@ def _loop(
         arguments=(caches, x, array(BATCH, dtype=jnp.int32)),
         donated=(0,),
         kept=_kept(caches),
-        platforms=_platforms(spec, narrow),
+        platforms=_able(spec, platforms),
     )
 
 
@@ -192,10 +196,10 @@ CASES = [
     _case("llama-3-8b"),
     _case("llama-3-8b", width=16),
     _case("llama-3-8b", width=64, capacity=32768),
-    _case("llama-3-8b", dtype=jnp.float32, gpu=False),
+    _case("llama-3-8b", dtype=jnp.float32, platforms=TPU),
     _case("llama-3.2-1b"),
     _case("qwen3.5-27b"),
-    _case("phi-2", capacity=2003, gpu=False),
+    _case("phi-2", capacity=2003, platforms=TPU),
     _case("phi-2", width=5, capacity=2008),
     _case("phi-3-mini"),
     _case("gemma-2-2b"),
@@ -209,10 +213,10 @@ CASES = [
     _case("llama-3.2-1b", size=128),
     _case("deepseek-v3", size=128),
     # of one row, whose caches two cores share
-    _case("llama-3-8b", batch=1, gpu=False),
-    _case("llama-3-8b", batch=1, size=128, gpu=False),
-    _case("llama-3-8b", batch=1, capacity=16384, narrow=jnp.int8, gpu=False),
-    _case("deepseek-v3", batch=1, width=1, capacity=32768, gpu=False),
+    _case("llama-3-8b", batch=1, platforms=TPU),
+    _case("llama-3-8b", batch=1, size=128, platforms=TPU),
+    _case("llama-3-8b", batch=1, capacity=16384, narrow=jnp.int8, platforms=TPU),
+    _case("deepseek-v3", batch=1, width=1, capacity=32768, platforms=TPU),
     _loop("llama-3-8b"),
     _loop("llama-3.2-1b"),
     _loop("deepseek-v3"),
@@ -223,7 +227,15 @@ CASES = [
             _case("llama-3-8b", narrow=narrow),
             _case("llama-3-8b", narrow=narrow, size=128),
             _loop("llama-3-8b", narrow=narrow),
+            _case("llama-3-8b", narrow=narrow, width=64, platforms=GPU),
+            _case("llama-3-8b", narrow=narrow, size=32, platforms=GPU),
+            _case("llama-3.2-1b", narrow=narrow, platforms=GPU),
+            _case("phi-2", width=5, capacity=2008, narrow=narrow, platforms=GPU),
+            _case("qwen3.5-27b", narrow=narrow, platforms=GPU),
+            _case("qwen3.5-27b", narrow=narrow, width=64, platforms=GPU),
+            _case("gpt-oss-20b-local", narrow=narrow, platforms=GPU),
+            _loop("llama-3.2-1b", narrow=narrow, platforms=GPU),
         )
     ],
-    _case("llama-3-8b", dtype=jnp.float32, narrow=jnp.int8),
+    _case("llama-3-8b", dtype=jnp.float32, narrow=jnp.int8, platforms=TPU),
 ]

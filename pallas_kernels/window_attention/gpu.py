@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels import compat, gpu_products
 from pallas_kernels.window_attention import gpu_body, gpu_latent
 from pallas_kernels.window_attention.gpu_plan import TILE, Plan, make_plan
 from pallas_kernels.window_attention.gpu_slots import Inputs
+from pallas_kernels.window_attention.narrow import computed_in
 from pallas_kernels.window_attention.plan import Options, Shapes, shapes_of
 from pallas_kernels.window_attention.rows import (
     apply_sinks,
@@ -41,14 +42,16 @@ def window_attention(
     q: Float[Array, "B W Hq D"],
     k: Float[Array, "B W H D"],
     v: Float[Array, "B W H D"] | None,
-    k_cache: Float[Array, "B_or_pages H T_or_size D"],
-    v_cache: Float[Array, "B_or_pages H T_or_size D"] | None,
+    k_cache: Real[Array, "B_or_pages H T_or_size D"],
+    v_cache: Real[Array, "B_or_pages H T_or_size D"] | None,
     lengths: Int[Array, " B"],
     ancestors: Bool[Array, "B W W"],
     positions: Int[Array, "B W"] | None,
     slots: Int[Array, "B T"] | None,
     sinks: Float[Array, " Hq"] | None,
     table: Int[Array, "B blocks"] | None = None,
+    k_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
+    v_scale: Float[Array, "B_or_pages H T_or_size"] | None = None,
     *,
     options: Options,
     splits: int | None = None,
@@ -60,7 +63,14 @@ def window_attention(
     """
     assert (v is None) == (v_cache is None) == options.shared
     shapes = shapes_of(q, k_cache, k_cache if v_cache is None else v_cache, table)
-    plan = make_plan(shapes, latent=options.shared, splits=splits)
+    plan = make_plan(
+        shapes,
+        latent=options.shared,
+        cache=k_cache.dtype,
+        scaled=options.scaled,
+        splits=splits,
+    )
+    wide = computed_in(k_cache.dtype, k.dtype)
     if not options.ring:  # which holds the last of more positions than it has slots
         lengths = jnp.minimum(lengths, shapes.capacity)
     spans = steps_in_sight(lengths, positions, options, TILE, plan.blocks)
@@ -70,15 +80,17 @@ def window_attention(
         {
             "lengths": lengths,
             "spans": jnp.stack(spans, axis=1),
-            "q": pack_queries(q, options.scale, shapes, plan.rows, k_cache.dtype),
+            "q": pack_queries(q, options.scale, shapes, plan.rows, wide),
             "seen": rows_of_heads(seen, shapes, plan.rows),
             "firsts": None
             if firsts is None
             else rows_of_heads(firsts, shapes, plan.rows),
-            "k": pack_keys(k, plan.window, k_cache.dtype),
-            "v": None if v is None else pack_keys(v, plan.window, k_cache.dtype),
+            "k": pack_keys(k, plan.window, wide),
+            "v": None if v is None else pack_keys(v, plan.window, wide),
             "k_cache": k_cache,
             "v_cache": v_cache,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
             "slots": slots,
             "table": table,
         },

@@ -16,16 +16,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels import compat
+from pallas_kernels.window_attention import gpu_narrow
 from pallas_kernels.window_attention.gpu_plan import TILE, Plan, swizzle_of
 from pallas_kernels.window_attention.gpu_slots import (
     Inputs,
-    Place,
+    Task,
+    ask,
     forget_unused,
     place,
     seen_in_cache,
     seen_in_window,
-    source_of,
-    target_of,
 )
 from pallas_kernels.window_attention.gpu_tiles import (
     Sums,
@@ -35,6 +35,7 @@ from pallas_kernels.window_attention.gpu_tiles import (
     no_sums,
     scores_of,
     shared_rows,
+    slots_over,
     store_means,
     weigh,
 )
@@ -55,28 +56,41 @@ class Scratch:
     k: Any
     v: Any
     weights: Any  # [64, window]
-    k_steps: Any  # [stages, 64, D]
+    k_steps: Any  # [stages, 64, D]: as the cache has them
     v_steps: Any
     step_weights: Any  # [64, 64]
     own_arrived: Any
     arrived: Any
+    k_wide: Any = None  # [1, 64, D]: a step of a narrow cache, as it is multiplied
+    v_wide: Any = None
+    k_scales: Any = None  # [stages, 64]
+    v_scales: Any = None
 
 
 def scratch_of(shapes: Shapes, plan: Plan) -> list[Any]:
     """As ``Scratch`` has them. Both sides of a product must be swizzled alike."""
-    dim, step = shapes.dim, (plan.stages, TILE, shapes.dim)
+    dim = shapes.dim
     wide = swizzle_of(dim)
     own = min(wide, swizzle_of(plan.window))
+    steps = shared_rows(wide, plan.stages, TILE, dim)
+    more = []
+    if plan.codes is not None:
+        steps = gpu_narrow.shared_codes(plan.codes, plan.stages, TILE, dim)
+        more = 2 * [shared_rows(wide, 1, TILE, dim)]
+    if plan.scaled:
+        more += 2 * [plgpu.SMEM((plan.stages, TILE), jnp.float32)]
+    copies = (4 if plan.scaled else 2) * plan.pieces
     return [
         shared_rows(wide, TILE, dim),
         shared_rows(wide, plan.window, dim),
         shared_rows(own, plan.window, dim),
         shared_rows(own, TILE, plan.window),
-        shared_rows(wide, *step),
-        shared_rows(wide, *step),
+        steps,
+        steps,
         shared_rows(wide, TILE, TILE),
         plgpu.Barrier(num_arrivals=3),
-        plgpu.Barrier(num_arrivals=2 * plan.pieces, num_barriers=plan.stages),
+        plgpu.Barrier(num_arrivals=copies, num_barriers=plan.stages),
+        *more,
     ]
 
 
@@ -92,6 +106,7 @@ def attend(
     """All of one block of threads; for ``scratch`` see ``scratch_of``."""
     s = Scratch(*scratch)
     at = place(x, shapes, plan)
+    t = Task(x, s, at, shapes, plan, options)
     for source, target in (
         (x.q.at[at.batch, at.head, at.rows], s.q),
         (x.k.at[at.batch, at.head], s.k),
@@ -99,20 +114,16 @@ def attend(
     ):
         plgpu.copy_gmem_to_smem(source, target, s.own_arrived)
     for i in range(plan.stages):
-        pl.when(i < at.steps)(lambda i=i: _fetch(x, s, at, i, shapes, plan))
+        _fetch(t, i)
     plgpu.barrier_wait(s.own_arrived)
-    state = _own(x, s, at, options)
 
     def step(i: Any, state: Softmax) -> Softmax:
-        stage = jax.lax.rem(i, jnp.int32(plan.stages))
-        plgpu.barrier_wait(s.arrived.at[stage])
-        state = _cached(x, s, at, i, stage, state, shapes, options)
-        pl.when(i + plan.stages < at.steps)(
-            lambda: _fetch(x, s, at, i + plan.stages, shapes, plan)
-        )
+        plgpu.barrier_wait(s.arrived.at[t.stage(i)])
+        state = _cached(t, i, state)
+        _fetch(t, i + plan.stages)
         return state
 
-    read, top, total = jax.lax.fori_loop(0, at.steps, step, state)
+    read, top, total = jax.lax.fori_loop(0, at.steps, step, _own(t))
     # a row that makes up a tile, or a share without a slot, may have seen nothing
     some = jnp.where(total > 0, total, 1.0)
     here = (at.split, at.batch, at.head, at.rows)
@@ -120,53 +131,55 @@ def attend(
     compat.gpu_store(lse.at[here], top + jnp.log2(total))
 
 
-def _fetch(
-    x: Inputs, s: Scratch, at: Place, i: Any, shapes: Shapes, plan: Plan
-) -> None:
-    """Ask for the slots of a step."""
-    stage = jax.lax.rem(jnp.int32(i), jnp.int32(plan.stages))
-    for n in range(plan.pieces):
-        for cache, steps in ((x.k_cache, s.k_steps), (x.v_cache, s.v_steps)):
-            plgpu.copy_gmem_to_smem(
-                source_of(cache, x, at, i, n, shapes, plan),
-                target_of(steps, stage, n, plan),
-                s.arrived.at[stage],
-            )
+def _fetch(t: Task, i: Any) -> None:
+    """Ask for the slots of a step, if there is one."""
+    x, s = t.x, t.s
+    arrays = [(x.k_cache, s.k_steps), (x.v_cache, s.v_steps)]
+    if t.plan.scaled:
+        arrays += [(x.k_scale, s.k_scales), (x.v_scale, s.v_scales)]
+    pl.when(i < t.at.steps)(lambda: ask(t, i, t.stage(i), *arrays))
 
 
-def _own(x: Inputs, s: Scratch, at: Place, options: Options) -> Softmax:
+def _own(t: Task) -> Softmax:
     """The window's own keys, which the first share of the cache takes."""
-    nothing = (no_sums(channels_of(s.v.shape[-1])), *no_rows())
-    seen = seen_in_window(x, at) & (at.split == 0)
-    scores = jnp.where(seen, scores_of(s.q, s.k, options), -jnp.inf)
-    return _go_on(nothing, scores, s.weights, s.v)
+    s = t.s
+    seen = seen_in_window(t) & (t.at.split == 0)
+    scores = jnp.where(seen, scores_of(s.q, s.k, t.options), -jnp.inf)
+    weights, fade, top, total = weigh(scores, *no_rows())
+    nothing = no_sums(channels_of(t.shapes.dim))
+    return _add(nothing, fade, weights, s.weights, s.v), top, total
 
 
-def _cached(
-    x: Inputs,
-    s: Scratch,
-    at: Place,
-    i: Any,
-    stage: Any,
-    state: Softmax,
-    shapes: Shapes,
-    options: Options,
-) -> Softmax:
+def _cached(t: Task, i: Any, state: Softmax) -> Softmax:
     """A step's slots of the cache."""
+    s, stage = t.s, t.stage(i)
     keys, values = s.k_steps.at[stage], s.v_steps.at[stage]
-    seen = seen_in_cache(x, at, i, shapes, options)
-    scores = jnp.where(seen, scores_of(s.q, keys, options), -jnp.inf)
-    forget_unused(values, x, at, i, shapes, options)
-    return _go_on(state, scores, s.step_weights, values)
-
-
-def _go_on(
-    state: Softmax, scores: Float[Array, "64 n"], weights_ref: Any, values: Any
-) -> Softmax:
-    """Take more keys into the softmax; scores are times log2 e."""
+    k_scale = None
+    if t.plan.codes is not None:
+        keys, values = gpu_narrow.widened(
+            (keys, s.k_wide.at[t.only(i)]), (values, s.v_wide.at[t.only(i)])
+        )
+    if t.plan.scaled:
+        k_scale = gpu_narrow.scale_of_keys(t, i)
+    scores = scores_of(s.q, keys, t.options, k_scale)
+    scores = jnp.where(seen_in_cache(t, i), scores, -jnp.inf)
+    if gpu_narrow.may_be_nan(t.plan.codes):
+        forget_unused(values, t, i)
     read, before, total = state
     weights, fade, top, total = weigh(scores, before, total)
+    if t.plan.scaled:  # not before, for the registers are full
+        weights = weights * slots_over(gpu_narrow.scale_of_values(t, i))
+    return _add(read, fade, weights, s.step_weights, values), top, total
+
+
+def _add(
+    read: Sums,
+    fade: Float[Array, " 64"],
+    weights: Float[Array, "64 n"],
+    weights_ref: Any,
+    values: Any,
+) -> Sums:
+    """Values by their weights, which are put into shared memory for it."""
     weights_ref[...] = weights.astype(jnp.bfloat16)
     plgpu.commit_smem()
-    read = add_values(read, fade, weights_ref, values, channels_of(values.shape[1]))
-    return read, top, total
+    return add_values(read, fade, weights_ref, values, channels_of(values.shape[1]))

@@ -31,12 +31,12 @@ from pallas_kernels import compat
 from pallas_kernels.window_attention.gpu_plan import TILE, Plan, swizzle_of
 from pallas_kernels.window_attention.gpu_slots import (
     Inputs,
-    Place,
+    Task,
+    ask,
     forget_unused,
     place,
     seen_in_cache,
     seen_in_window,
-    source_of,
     target_of,
 )
 from pallas_kernels.window_attention.gpu_tiles import (
@@ -85,15 +85,8 @@ class Scratch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Pair(Task):
     """What both warpgroups work on."""
-
-    x: Inputs
-    s: Scratch
-    at: Place
-    shapes: Shapes
-    plan: Plan
-    options: Options
 
     @property
     def own(self) -> Any:
@@ -104,10 +97,6 @@ class Task:
     def steps(self) -> Any:
         """Of the window and of the cache."""
         return self.own + self.at.steps
-
-    def stage(self, i: Any) -> Any:
-        """The buffer of a step."""
-        return jax.lax.rem(jnp.int32(i), jnp.int32(self.plan.stages))
 
 
 def scratch_of(shapes: Shapes, plan: Plan) -> list[Any]:
@@ -146,7 +135,7 @@ def attend(
     """All of one block of threads; for ``scratch`` see ``scratch_of``."""
     s = Scratch(*scratch)
     at = place(x, shapes, plan)
-    task = Task(x, s, at, shapes, plan, options)
+    task = Pair(x, s, at, shapes, plan, options)
     here = (at.split, at.batch, at.head, at.rows)
     mine, yours = shares_of(shapes.dim)
     first = jax.lax.axis_index(AXIS) == 0
@@ -169,7 +158,7 @@ def attend(
         store_means(out, here, read, some, yours)
 
 
-def _lead(t: Task, channels: list[Any]) -> Softmax:
+def _lead(t: Pair, channels: list[Any]) -> Softmax:
     """The first warpgroup's steps: weights for both, and the values of its channels."""
     s, at = t.s, t.at
     plgpu.copy_gmem_to_smem(t.x.q.at[at.batch, at.head, at.rows], s.q, s.q_arrived)
@@ -180,9 +169,7 @@ def _lead(t: Task, channels: list[Any]) -> Softmax:
         rows = s.steps.at[t.stage(i)]
         plgpu.barrier_wait(s.arrived.at[t.stage(i)])
         weights, fade, top, total = weigh(_seen_scores(t, i, rows), top, total)
-        pl.when(i >= t.own)(
-            lambda: forget_unused(rows, t.x, at, i - t.own, t.shapes, t.options)
-        )
+        pl.when(i >= t.own)(lambda: forget_unused(rows, t, i - t.own))
         _hand_over(s, fade, weights)
         read = add_values(read, fade, s.weights, rows, channels)
         plgpu.barrier_arrive(s.used)
@@ -192,13 +179,13 @@ def _lead(t: Task, channels: list[Any]) -> Softmax:
     return jax.lax.fori_loop(0, t.steps, step, start)
 
 
-def _seen_scores(t: Task, i: Any, keys: Any) -> Float[Array, "64 64"]:
+def _seen_scores(t: Pair, i: Any, keys: Any) -> Float[Array, "64 64"]:
     """A step's scores, less those of keys that a row may not see."""
     scores = scores_of(t.s.q, keys, t.options)
     seen = jax.lax.cond(
         i < t.own,
-        lambda: seen_in_window(t.x, t.at),
-        lambda: seen_in_cache(t.x, t.at, i - t.own, t.shapes, t.options),
+        lambda: seen_in_window(t),
+        lambda: seen_in_cache(t, i - t.own),
     )
     return jnp.where(seen, scores, -jnp.inf)
 
@@ -217,7 +204,7 @@ def _hand_over(
     plgpu.barrier_arrive(s.weighed)
 
 
-def _follow(t: Task, channels: list[Any]) -> Sums:
+def _follow(t: Pair, channels: list[Any]) -> Sums:
     """The second warpgroup's steps: it asks for slots, and multiplies its channels."""
     s, ahead = t.s, t.plan.stages - 1
     for i in range(ahead):
@@ -235,26 +222,21 @@ def _follow(t: Task, channels: list[Any]) -> Sums:
     return jax.lax.fori_loop(0, t.steps, step, no_sums(channels))
 
 
-def _refill(t: Task, i: Any) -> None:
+def _refill(t: Pair, i: Any) -> None:
     """Ask for a step as soon as that before in its buffer has been used."""
     plgpu.barrier_wait(t.s.used)
     pl.when(i < t.steps)(lambda: _fetch(t, i))
 
 
-def _fetch(t: Task, i: Any) -> None:
+def _fetch(t: Pair, i: Any) -> None:
     """Ask for the rows of a step: of the window, or of the cache."""
-    x, s, at, plan = t.x, t.s, t.at, t.plan
-    arrived = s.arrived.at[t.stage(i)]
-    targets = [target_of(s.steps, t.stage(i), n, plan) for n in range(plan.pieces)]
+    x, s, at, stage = t.x, t.s, t.at, t.stage(i)
 
     @pl.when(i < t.own)
     def _() -> None:
-        for n, target in enumerate(targets):
-            rows = pl.ds(n * plan.piece, plan.piece)
-            plgpu.copy_gmem_to_smem(x.k.at[at.batch, at.head, rows], target, arrived)
+        for n in range(t.plan.pieces):
+            rows = x.k.at[at.batch, at.head, pl.ds(n * t.plan.piece, t.plan.piece)]
+            target = target_of(s.steps, stage, n, t)
+            plgpu.copy_gmem_to_smem(rows, target, s.arrived.at[stage])
 
-    @pl.when(i >= t.own)
-    def _() -> None:
-        for n, target in enumerate(targets):
-            source = source_of(x.k_cache, x, at, i - t.own, n, t.shapes, plan)
-            plgpu.copy_gmem_to_smem(source, target, arrived)
+    pl.when(i >= t.own)(lambda: ask(t, i - t.own, stage, (x.k_cache, s.steps)))

@@ -9,11 +9,13 @@ over the cache, and each further tile one more, which the second-level cache may
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import compat, hopper
+from pallas_kernels.window_attention.narrow import NARROW, is_narrow
 from pallas_kernels.window_attention.plan import (
     MOST_ROWS,
     Options,
@@ -31,18 +33,25 @@ SWIZZLES = (128, 64, 32)
 MOST_DIM = 256
 """Of a head: the sum of a tile's values lies in registers, half of them at 256."""
 
+WIDE = "bfloat16"
+"""What is multiplied, and the dtype of a cache that holds no codes."""
+
 MOST_LATENT = 576 if compat.VERSION >= (0, 12) else 256
 """Of a latent row, which two warpgroups share: DeepSeek's. Queries, two steps and their
 weights then fill the shared memory. What older JAX makes of it spills registers."""
 
 BUFFER_BYTES = 64 << 10
-"""For slots that are on their way, so that two blocks of threads fit side by side."""
+"""For slots that are on their way, and for a step of codes that has been widened, so
+that two blocks of threads fit side by side."""
 
 SHORTEST = 4
 """Steps that a share of the cache should have, at least."""
 
 ALIGNED = 8
 """Slots of a tile of shared memory: a copy begins at a multiple of these."""
+
+SCALES = 32
+"""Scales of a copy, at least: it moves 128 bytes or more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +71,10 @@ class Plan:
     """Copies of a step: a page's slots may be fewer than a step's."""
     latent: bool = False
     """Keys are the values too."""
+    codes: str | None = None
+    """The dtype of a narrow cache."""
+    scaled: bool = False
+    """Whose slots have scales."""
 
     @property
     def rows(self) -> int:
@@ -75,19 +88,29 @@ class Plan:
 
 
 def make_plan(
-    shapes: Shapes, *, latent: bool = False, splits: int | None = None
+    shapes: Shapes,
+    *,
+    latent: bool = False,
+    cache: Any = WIDE,
+    scaled: bool = False,
+    splits: int | None = None,
 ) -> Plan:
-    """For a bfloat16 cache; ``splits`` overrides the shares of the cache."""
-    size = shapes.page_size
+    """For a ``cache`` of this dtype; ``splits`` overrides the shares of the cache."""
+    size, codes = shapes.page_size, jnp.dtype(cache).name
     plan = Plan(
         row_tiles=-(-shapes.rows // TILE),
         window=TILE if latent else -(-shapes.width // 16) * 16,
-        stages=min(max(BUFFER_BYTES // _step_bytes(shapes, latent), 2), 4),
+        stages=2,
         blocks=-(-shapes.capacity // TILE),
         splits=1,
         pieces=1 if size is None or size >= TILE else TILE // size,
         latent=latent,
+        codes=codes if is_narrow(codes) else None,
+        scaled=scaled,
     )
+    left = BUFFER_BYTES - _wide_bytes(shapes, plan)
+    stages = min(max(left // _step_bytes(shapes, plan), 2), 4)
+    plan = dataclasses.replace(plan, stages=stages)
     if shared_bytes(shapes, plan) > hopper.SHARED_BYTES:
         # wide windows of wide heads, which wait for products more than for memory
         plan = dataclasses.replace(plan, stages=1)
@@ -107,7 +130,7 @@ def swizzle_of(width: int) -> int:
 
 def shared_bytes(shapes: Shapes, plan: Plan) -> int:
     """Of shared memory, for queries, keys, values and weights."""
-    steps = plan.stages * _step_bytes(shapes, plan.latent)
+    steps = plan.stages * _step_bytes(shapes, plan) + _wide_bytes(shapes, plan)
     if plan.latent:  # the window is a step, and rows say how much older sums fade
         return 2 * TILE * (shapes.dim + TILE) + 4 * TILE + steps
     rows = TILE + 2 * plan.window
@@ -115,9 +138,15 @@ def shared_bytes(shapes: Shapes, plan: Plan) -> int:
     return 2 * (rows * shapes.dim + weights) + steps
 
 
-def _step_bytes(shapes: Shapes, latent: bool) -> int:
-    """Of a step's keys and values."""
-    return (1 if latent else 2) * 2 * TILE * shapes.dim
+def _step_bytes(shapes: Shapes, plan: Plan) -> int:
+    """Of a step's keys and values, as they are copied, and of their scales."""
+    slot = shapes.dim * (2 if plan.codes is None else 1) + 4 * plan.scaled
+    return (1 if plan.latent else 2) * TILE * slot
+
+
+def _wide_bytes(shapes: Shapes, plan: Plan) -> int:
+    """Of a step's keys and values as they are multiplied, if they hold codes."""
+    return 0 if plan.codes is None else 2 * 2 * TILE * shapes.dim
 
 
 def refusal(
@@ -128,8 +157,12 @@ def refusal(
     options: Options,
     *,
     narrowed: bool,
+    window: Any = None,
 ) -> str | None:
-    """Why the kernel for Hopper cannot take a call; ``None``: it can."""
+    """Why the kernel for Hopper cannot take a call; ``None``: it can.
+
+    ``window`` is the dtype of the window's keys, which a narrow cache is computed in.
+    """
     shapes = shapes_of(q, k_cache, v_cache, table)
     elsewhere = hopper.absent()
     if elsewhere is not None:
@@ -138,8 +171,14 @@ def refusal(
         return "its keys are chosen by an indexer"
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return "64-bit types are enabled"
-    if k_cache.dtype != jnp.bfloat16 or v_cache.dtype != jnp.bfloat16:
-        return f"its cache is {k_cache.dtype}, and only bfloat16 is known"
+    dtype = jnp.dtype(k_cache.dtype).name
+    if dtype not in (WIDE, *NARROW) or v_cache.dtype != k_cache.dtype:
+        return f"its cache is {dtype}, and {', '.join((WIDE, *NARROW))} are known"
+    if is_narrow(dtype):
+        if window is None or jnp.dtype(window).name != WIDE:
+            return f"its window is {window}, and of {dtype} caches only {WIDE} is known"
+        if options.shared:
+            return f"its keys are its values too, which is not known of {dtype} caches"
     if shapes.width > MOST_ROWS:
         return f"its window has {shapes.width} rows, and {MOST_ROWS} are the most"
     if shapes.dim != shapes.value_dim:
@@ -150,14 +189,19 @@ def refusal(
             f"its {'latent rows' if options.shared else 'heads'} have {shapes.dim} "
             f"channels: a multiple of 16, at most {most}, is known"
         )
-    return _refused_slots(shapes)
+    return _refused_slots(shapes, options)
 
 
-def _refused_slots(shapes: Shapes) -> str | None:
+def _refused_slots(shapes: Shapes, options: Options) -> str | None:
     size = shapes.page_size
     if size is not None:
         if size % ALIGNED or (size % TILE and TILE % size):
             return f"its pages have {size} slots: 8, 16, 32 or a multiple of 64 is read"
+        if options.scaled and size < SCALES:
+            return (
+                f"its pages have {size} slots: scales are copied from pages of "
+                f"{SCALES} or more"
+            )
         return None
     if shapes.capacity % ALIGNED or shapes.capacity < TILE:
         return (

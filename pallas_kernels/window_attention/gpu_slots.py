@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels import compat
 from pallas_kernels.window_attention.gpu_plan import TILE, Plan
@@ -40,6 +40,8 @@ class Inputs:
     v: Any  # None: the keys are the values too
     k_cache: Any  # [B, H, T, D] or [pages, H, size, D]
     v_cache: Any
+    k_scale: Any  # as the cache without D, or None
+    v_scale: Any
     slots: Any  # [B, T], or None
     table: Any  # [B, blocks], or None
 
@@ -84,75 +86,113 @@ def place(x: Inputs, shapes: Shapes, plan: Plan) -> Place:
     )
 
 
-def begin_of(at: Place, i: Any, shapes: Shapes) -> Any:
-    """The first slot of a step. The last step ends with the cache, and may look back on
-    slots of the one before.
-    """
-    begin = (at.first + i) * TILE
-    if shapes.page_size is not None:
-        return begin
-    return jnp.minimum(begin, shapes.capacity - TILE)
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """All that a block of threads works on."""
+
+    x: Inputs
+    s: Any
+    """Its shared memory."""
+    at: Place
+    shapes: Shapes
+    plan: Plan
+    options: Options
+
+    def stage(self, i: Any) -> Any:
+        """The buffer of a step."""
+        if self.plan.stages == 1:
+            return self.only(i)
+        return jax.lax.rem(jnp.int32(i), jnp.int32(self.plan.stages))
+
+    @staticmethod
+    def only(i: Any) -> Any:
+        """0, the only buffer, and the compiler must not know: it would keep addresses
+        in registers that the sums of the widest heads need.
+        """
+        return jax.lax.div(jnp.int32(i), jnp.int32(1 << 30))
+
+    def begin(self, i: Any) -> Any:
+        """The first slot of a step. The last step ends with the cache, and may look
+        back on slots of the one before.
+        """
+        begin = (self.at.first + i) * TILE
+        if self.shapes.page_size is not None:
+            return begin
+        return jnp.minimum(begin, self.shapes.capacity - TILE)
 
 
-def source_of(
-    cache: Any, x: Inputs, at: Place, i: Any, n: int, shapes: Shapes, plan: Plan
-) -> Any:
+def ask(t: Task, i: Any, stage: Any, *arrays: tuple[Any, Any]) -> None:
+    """Begin to copy the slots of a step, from caches to their buffers."""
+    for n in range(t.plan.pieces):
+        for cache, steps in arrays:
+            source, target = source_of(cache, t, i, n), target_of(steps, stage, n, t)
+            plgpu.copy_gmem_to_smem(source, target, t.s.arrived.at[stage])
+
+
+def source_of(cache: Any, t: Task, i: Any, n: int) -> Any:
     """The slots of piece ``n`` of a step, in the device's memory."""
-    begin = begin_of(at, i, shapes)
-    row, slot, size = at.batch, begin, shapes.page_size
+    begin, at = t.begin(i), t.at
+    row, slot, size = at.batch, begin, t.shapes.page_size
     if size is not None:
         # behind the last page any will do: nothing of it is looked at
         last = jax.lax.div(at.length - 1, jnp.int32(size))
-        slot = begin + n * plan.piece
-        row = x.table[at.batch, jnp.minimum(jax.lax.div(slot, jnp.int32(size)), last)]
-        slot = jax.lax.rem(slot, jnp.int32(size))
-    return cache.at[row, at.head, pl.ds(slot, plan.piece)]
+        slot = begin + n * t.plan.piece
+        page = jnp.minimum(jax.lax.div(slot, jnp.int32(size)), last)
+        row, slot = t.x.table[at.batch, page], jax.lax.rem(slot, jnp.int32(size))
+    return cache.at[row, at.head, pl.ds(slot, t.plan.piece)]
 
 
-def target_of(steps: Any, stage: Any, n: int, plan: Plan) -> Any:
+def target_of(steps: Any, stage: Any, n: int, t: Task) -> Any:
     """Where piece ``n`` of a step goes, in shared memory."""
-    if plan.pieces == 1:
+    if t.plan.pieces == 1:
         return steps.at[stage]
-    return steps.at[stage, pl.ds(n * plan.piece, plan.piece)]
+    return steps.at[stage, pl.ds(n * t.plan.piece, t.plan.piece)]
 
 
-def seen_in_window(x: Inputs, at: Place) -> Bool[Array, "64 window"]:
+def seen_in_window(t: Task) -> Bool[Array, "64 window"]:
     """Which window rows each row sees."""
-    return compat.gpu_load(x.seen.at[at.batch, at.rows], WHOLE) != 0
+    return compat.gpu_load(t.x.seen.at[t.at.batch, t.at.rows], WHOLE) != 0
 
 
-def seen_in_cache(
-    x: Inputs, at: Place, i: Any, shapes: Shapes, options: Options
-) -> Bool[Array, "64 64"]:
+def seen_in_cache(t: Task, i: Any) -> Bool[Array, "64 64"]:
     """Which of a step's slots each row sees."""
-    begin = begin_of(at, i, shapes)
+    begin, at = t.begin(i), t.at
     column = count(1)
     # what the step before had is not taken twice
     seen = column >= (at.first + i) * TILE - begin
-    if options.ring:
-        held = x.slots.at[at.batch, pl.ds(begin, TILE)]
-        position = slots_over(compat.gpu_load(held, BY_SLOT))
+    if t.options.ring:
+        position = slots_over(_positions(t, i, BY_SLOT))
         seen = seen & (position >= 0) & (position < at.length)
     else:
         position = begin + column
         seen = seen & (column < at.length - begin)
-    if options.reach is not None:
-        firsts = compat.gpu_load(x.firsts.at[at.batch, at.rows], BY_ROW)
+    if t.options.reach is not None:
+        firsts = compat.gpu_load(t.x.firsts.at[at.batch, at.rows], BY_ROW)
         seen = seen & (position > rows_over(firsts, TILE))
     return seen
 
 
-def forget_unused(
-    values: Any, x: Inputs, at: Place, i: Any, shapes: Shapes, options: Options
-) -> None:
+def held(t: Task, i: Any, layout: Any) -> Bool[Array, " 64"]:
+    """Which of a step's slots hold anything, laid out by row or by slot."""
+    if t.options.ring:
+        position = _positions(t, i, layout)
+        return (position >= 0) & (position < t.at.length)
+    slot = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=layout)
+    return slot < t.at.length - t.begin(i)
+
+
+def _positions(t: Task, i: Any, layout: Any) -> Int[Array, " 64"]:
+    """Of a ring's slots."""
+    slots = t.x.slots.at[t.at.batch, pl.ds(t.begin(i), TILE)]
+    return compat.gpu_load(slots, layout)
+
+
+def forget_unused(values: Any, t: Task, i: Any) -> None:
     """0 * NaN is NaN, and a step's slots that hold nothing may hold anything."""
-    begin = begin_of(at, i, shapes)
-    if options.ring:
-        position = compat.gpu_load(x.slots.at[at.batch, pl.ds(begin, TILE)], BY_ROW)
-        forget(values, (position >= 0) & (position < at.length))
+    if t.options.ring:
+        forget(values, held(t, i, BY_ROW))
         return
 
-    @pl.when(begin + TILE > at.length)
+    @pl.when(t.begin(i) + TILE > t.at.length)
     def _() -> None:
-        slot = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=BY_ROW)
-        forget(values, slot < at.length - begin)
+        forget(values, held(t, i, BY_ROW))

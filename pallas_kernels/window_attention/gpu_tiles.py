@@ -38,11 +38,11 @@ Sums = tuple[Float[Array, "64 _"], ...]
 """Of values by their weights, for slices of the channels."""
 
 
-def shared_rows(swizzle: int, *shape: int) -> Any:
+def shared_rows(swizzle: int, *shape: int, dtype: Any = jnp.bfloat16) -> Any:
     """Scratch: rows of shared memory as the matrix units take them."""
-    tiling = plgpu.TilingTransform((8, swizzle // 2))  # pyright: ignore
+    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))  # pyright: ignore
     swizzled = plgpu.SwizzleTransform(swizzle)  # pyright: ignore
-    return plgpu.SMEM(shape, jnp.bfloat16, transforms=(tiling, swizzled))
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzled))
 
 
 def channels_of(dim: int, begin: int = 0, widest: int = WIDEST) -> list[Any]:
@@ -64,9 +64,13 @@ def no_rows() -> tuple[Float[Array, " 64"], Float[Array, " 64"]]:
     return lowest, plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), BY_ROW)
 
 
-def scores_of(q: Any, keys: Any, options: Options) -> Float[Array, "64 n"]:
-    """Times log2 e."""
+def scores_of(
+    q: Any, keys: Any, options: Options, scale: Float[Array, " 64"] | None = None
+) -> Float[Array, "64 n"]:
+    """Times log2 e; a ``scale`` is that of each key."""
     scores = product(q, keys.transpose((1, 0)))
+    if scale is not None:
+        scores = scores * slots_over(scale)
     if options.softcap is not None:
         scores = options.softcap * jnp.tanh(scores / options.softcap)
     return scores * LOG2_E

@@ -44,6 +44,8 @@ def refusal(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> str | None
         return "sinks"
     if options.get("softcap") is not None:
         return "a soft cap"
+    if arrays.get("k_scale") is not None:
+        return "scales of a narrow cache"
     return None
 
 

@@ -1,12 +1,15 @@
-"""The decoder's whole round with a narrow cache, compiled for a TPU that is not there.
+"""The decoder's whole round with a narrow cache, compiled for a device not here.
 
-Run where its compiler is installed: pip install -e .[aot-tpu].
+Run where their compilers are installed: pip install -e .[aot-tpu,aot-cuda].
 """
+
+from typing import Any
 
 import jax
 import pytest
 
-from pallas_kernels.aot import tpu
+from pallas_kernels.aot import cuda, tpu
+from pallas_kernels.aot.program import copies
 from specjax.acceptance import RULES
 from specjax.decoding.engine import Engine, EngineOptions
 from specjax.decoding.requests import Request
@@ -36,19 +39,40 @@ def engine_of(codec: str) -> Engine:
     return Engine(decoder, NGram(k=7, min_n=1), rule, options)
 
 
+def started(engine: Engine) -> tuple[Any, list[jax.Array]]:
+    """A state, and its codes and scales."""
+    requests = [
+        Request(prompt_ids=[3, 4, 5] * 50, max_tokens=3900, seed=i) for i in range(3)
+    ]
+    state = engine.start(requests)
+    caches = jax.tree.leaves(state.target.blocks)
+    assert len(caches) == 8 and len({x.shape for x in caches}) == 2
+    return state, caches
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
+@pytest.mark.parametrize("codec", list(CODECS))
+def test_a_round_on_hopper_updates_codes_and_scales_in_place(rounds, codec):
+    engine = engine_of(codec)
+    state, caches = started(engine)
+    program = rounds.compile_for(cuda.device("h100"), engine, state)
+    text = program.as_text()
+    assert text.count('custom_call_target="mosaic_gpu') == 2
+    assert copies(text, tuple(x.shape for x in caches)) == []
+    large = sum(x.nbytes for x in caches)
+    assert program.memory_analysis().alias_size_in_bytes >= large
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(tpu.missing() is not None, reason=str(tpu.missing()))
 @pytest.mark.parametrize("codec", list(CODECS))
 def test_a_round_updates_codes_and_scales_in_place(rounds, codec):
     engine = engine_of(codec)
-    requests = [
-        Request(prompt_ids=[3, 4, 5] * 50, max_tokens=3900, seed=i) for i in range(3)
-    ]
-    state = engine.start(requests)
-    caches = jax.tree.leaves(state.target.blocks)
+    state, caches = started(engine)
     kept = {x.shape for x in caches}
-    assert len(caches) == 8 and len(kept) == 2
     program = rounds.compile_for(tpu.device("v5e"), engine, state)
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 2
