@@ -28,8 +28,7 @@ def make_checks(*, quick: bool, seed: int) -> Iterator[Planned]:
         for model in MODELS:
             yield _planned(model, batch=2, width=3, length=150, seed=seed)
         for narrow in NARROW:
-            more = {"batch": 2, "width": 3, "length": 150, "seed": seed}
-            yield _planned(TIMED[0], **more, narrow=narrow)
+            yield _planned(TIMED[0], 2, 3, 150, seed, narrow=narrow)
         return
     for model in TIMED:
         for batch, length in ((1, 1024), (1, 32768), (8, 8192), (64, 2048)):
