@@ -44,6 +44,10 @@ BUFFER_BYTES = 64 << 10
 """For slots that are on their way, and for a step of codes that has been widened, so
 that two blocks of threads fit side by side."""
 
+BESIDE = 4 << 10
+"""Bytes of shared memory that Pallas takes beside what is asked for: 2 KB for sums that
+cross warps, barriers, and up to 1 KB to begin where it must."""
+
 SHORTEST = 4
 """Steps that a share of the cache should have, at least."""
 
@@ -129,13 +133,16 @@ def swizzle_of(width: int) -> int:
 
 
 def shared_bytes(shapes: Shapes, plan: Plan) -> int:
-    """Of shared memory, for queries, keys, values and weights."""
+    """Of shared memory, for queries, keys, values and weights, and ``BESIDE`` those.
+
+    Latent rows are summed up without shared memory, and barriers are all there is.
+    """
     steps = plan.stages * _step_bytes(shapes, plan) + _wide_bytes(shapes, plan)
     if plan.latent:  # the window is a step, and rows say how much older sums fade
         return 2 * TILE * (shapes.dim + TILE) + 4 * TILE + steps
     rows = TILE + 2 * plan.window
     weights = TILE * (plan.window + TILE)
-    return 2 * (rows * shapes.dim + weights) + steps
+    return 2 * (rows * shapes.dim + weights) + steps + BESIDE
 
 
 def _step_bytes(shapes: Shapes, plan: Plan) -> int:
