@@ -156,8 +156,10 @@ def merge(
     part in the sum. With two shares, and all of it element by element, the compiler
     makes a single pass of it; sums over an axis of shares would be several.
     """
-    part = jax.nn.sigmoid(lse[0] - lse[1])
-    return read[0] * part + read[1] * (1 - part), jnp.logaddexp(lse[0], lse[1])
+    # of each by itself: what the other leaves of 1 has no digits where it is small
+    ahead = lse[0] - lse[1]
+    first, second = jax.nn.sigmoid(ahead), jax.nn.sigmoid(-ahead)
+    return read[0] * first + read[1] * second, jnp.logaddexp(lse[0], lse[1])
 
 
 def apply_sinks(

@@ -167,6 +167,15 @@ def test_merging_is_one_softmax_and_nothing_weighs_nothing():
     assert np.isfinite(nothing).all() and not nothing[0].any()
 
 
+@pytest.mark.parametrize("small", [0, 1])
+def test_a_share_of_little_weight_keeps_its_digits(small):
+    """Where the other's values are 0 it is all that there is."""
+    read, lse = np.zeros((2, 2, 1, 1, 1, 3), np.float32)
+    read[small], lse[1 - small] = 1, 30
+    got, _ = rows.merge(jnp.asarray(read), jnp.asarray(lse))
+    np.testing.assert_allclose(np.asarray(got), np.exp(-30), rtol=1e-5)
+
+
 def test_only_a_large_cache_that_one_core_would_read_is_shared_out():
     def splits(batch: int, width: int, capacity: int, model: str, page=None) -> int:
         spec = MODELS[model]
