@@ -50,6 +50,9 @@ def check(x: jax.Array, *weights: Weight) -> None:
     """Raise ``ValueError`` for what no implementation can take."""
     if x.shape[0] > ROWS or 0 in x.shape:
         raise ValueError(f"x is {list(x.shape)}: 1 to {ROWS} rows are multiplied")
+    if len({weight.values.shape[0] for weight in weights}) > 1:
+        found = " and ".join(str(weight.values.shape[0]) for weight in weights)
+        raise ValueError(f"{found} outputs of gate and up: as many are expected")
     for weight in weights:
         outputs, inputs = weight.values.shape
         if inputs != x.shape[1]:

@@ -153,6 +153,14 @@ def test_what_runs_is_said():
         on_tpu(x, odd, implementation="require")
 
 
+@pytest.mark.parametrize("outputs", [1, 256])
+def test_a_gate_and_an_up_weight_of_other_outputs_are_refused_by_name(outputs):
+    """One output would be multiplied with all of the other's."""
+    gate, up = weight_of("bfloat16", 128, 256), weight_of("bfloat16", outputs, 256)
+    with pytest.raises(ValueError, match=f"128 and {outputs} outputs of gate and up"):
+        api.skinny_gated(rows_of(2, 256), gate, up)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2])
