@@ -58,6 +58,12 @@ def _all(platform: str, names: Sequence[str], options: argparse.Namespace) -> in
         target = compiler.device(name)
         for case in all_cases(platform, options.only):
             failed += not _try(case, platform, name, target, found, options.write)
+    if found and not options.write and not registers.holds():
+        print(
+            f"registers are not compared: {registers.KEPT.file.name} is of JAX "
+            f"{registers.KEPT.made_by()}",
+            flush=True,
+        )
     if found and options.write:
         try:
             registers.write(found, whole=not (options.only or failed))

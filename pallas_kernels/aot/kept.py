@@ -30,12 +30,26 @@ class Kept:
 
     def made_by(self) -> str:
         """The version of the compiler that made the file."""
-        return json.loads(self.file.read_text())[self.compiler]
+        return self._read()[0]
 
     def figures(self) -> dict[str, Figures]:
         """By kernel, of whatever version."""
-        found = json.loads(self.file.read_text())["figures"]
-        return {name: tuple(figures) for name, figures in found.items()}
+        return self._read()[1]
+
+    def _read(self) -> tuple[str, dict[str, Figures]]:
+        """Raises ``ValueError`` for a file that a hand, or a merge, damaged."""
+        try:
+            found = json.loads(self.file.read_text())
+            version, figures = found[self.compiler], found["figures"]
+            whole = {name: tuple(map(int, row)) for name, row in figures.items()}
+            if any(len(row) != len(self.words) for row in whole.values()):
+                raise ValueError(f"not {len(self.words)} numbers a kernel")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.file} is damaged ({type(error).__name__}: {error}): take it "
+                "from git again, or remove it and --write all kernels anew"
+            ) from error
+        return version, whole
 
     def told(self, name: str, now: Sequence[int]) -> list[str]:
         """What is not as the file says of a kernel, and how to accept it."""

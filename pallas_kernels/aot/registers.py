@@ -31,10 +31,14 @@ KEPT = Kept(
 )
 
 
+def holds(kept: Kept = KEPT) -> bool:
+    """Whether the file is of the compiler at hand."""
+    return kept.made_by() == jax.__version__
+
+
 def grown(name: str, taken: Resources, kept: Kept = KEPT) -> list[str]:
     """What a kernel takes more of than the file says; nothing if it does not hold."""
-    holds = kept.made_by() == jax.__version__
-    return kept.told(name, _figures(taken)) if holds else []
+    return kept.told(name, _figures(taken)) if holds(kept) else []
 
 
 def write(found: Mapping[str, Resources], *, whole: bool, kept: Kept = KEPT) -> None:

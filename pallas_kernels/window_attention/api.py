@@ -61,7 +61,7 @@ def window_attention(
     ``platforms.choose``.
     """
     check_scales(k_cache, v_cache, k_scale, v_scale)
-    reference.check_heads(q, k_cache, reach, positions)
+    reference.check_heads(q, k_cache, v_cache, reach, positions)
     if slots is not None and table is not None:
         raise ValueError("slots and table: a ring does not lie in pages, give one")
     shared = v is k and v_cache is k_cache

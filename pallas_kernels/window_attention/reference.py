@@ -11,9 +11,18 @@ from pallas_kernels.window_attention.narrow import check_scales, computed_in
 
 
 def check_heads(
-    q: jax.Array, k_cache: jax.Array, reach: int | None, positions: jax.Array | None
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    reach: int | None,
+    positions: jax.Array | None,
 ) -> None:
     """Raise ``ValueError`` for what no implementation can take."""
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        raise ValueError(
+            f"k_cache is {list(k_cache.shape)}, v_cache {list(v_cache.shape)}: they "
+            "may differ in channels alone"
+        )
     q_heads, kv_heads = q.shape[2], k_cache.shape[1]
     if not kv_heads or q_heads % kv_heads:
         raise ValueError(
@@ -75,7 +84,7 @@ def window_attention(
     that are no multiple of the KV heads, and for a ``reach`` without ``positions``.
     """
     check_scales(k_cache, v_cache, k_scale, v_scale)
-    check_heads(q, k_cache, reach, positions)
+    check_heads(q, k_cache, v_cache, reach, positions)
     batch, width, q_heads, _ = q.shape
     kv_heads = k_cache.shape[1]
     group = q_heads // kv_heads

@@ -115,9 +115,12 @@ def test_what_nobody_can_take_is_refused_by_all(by, change, told):
 def test_heads_that_do_not_share_evenly_and_empty_arrays_are_refused():
     cache = jnp.zeros((2, 2, 8, 64))
     with pytest.raises(ValueError, match="3 query heads, 2 KV heads"):
-        check_heads(jnp.zeros((2, 1, 3, 64)), cache, None, None)
+        check_heads(jnp.zeros((2, 1, 3, 64)), cache, cache, None, None)
     with pytest.raises(ValueError, match="none may be empty"):
-        check_heads(jnp.zeros((2, 0, 2, 64)), cache, None, None)
+        check_heads(jnp.zeros((2, 0, 2, 64)), cache, cache, None, None)
+    with pytest.raises(ValueError, match="may differ in channels alone"):
+        check_heads(jnp.zeros((2, 1, 2, 64)), cache, cache[:, :, :4], None, None)
+    check_heads(jnp.zeros((2, 1, 2, 64)), cache, cache[..., :16], None, None)
 
 
 @pytest.mark.parametrize("by", ["auto", "reference", "interpret"])

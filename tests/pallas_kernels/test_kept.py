@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pallas_kernels.aot import bundles, cuda, registers
+from pallas_kernels.aot.case import all_cases
 from pallas_kernels.aot.kept import ACCEPT, Kept
 
 
@@ -63,6 +64,29 @@ def test_figures_of_two_compilers_are_not_mixed(kept):
     ):
         kept.write("2.0", {"c": (3, 3)}, whole=False)
     assert kept.file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"compiler": "1.0"}',
+        '{"compiler": "1.0", "figures": []}',
+        '{"compiler": "1.0", "figures": {"a": [1]}}',
+        '{"compiler": "1.0", "figures": {"a": [1, "x"]}}',
+        '{"compiler": "1.0", "figures": {"a": 3}}',
+        "<<<<<<< HEAD",
+    ],
+)
+def test_a_damaged_file_is_named_and_what_to_do(kept, text):
+    kept.file.write_text(text)
+    with pytest.raises(ValueError, match=r"kept\.json is damaged .*take it from git"):
+        kept.told("a", (1, 1))
+
+
+def test_registers_are_kept_of_every_program_for_a_gpu_and_of_no_other():
+    programs = {f"{case.operation}/{case.name}" for case in all_cases("cuda")}
+    assert programs == set(registers.KEPT.figures())
 
 
 @pytest.mark.parametrize(
