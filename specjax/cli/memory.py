@@ -44,7 +44,8 @@ class MemoryOptions:
     pages: o.OptionalCount = None
     """Keep attention's keys and values in a pool of so many pages."""
     page_size: int = 16
-    """Tokens a page."""
+    """Tokens a page. With --cache-dtype int8 or fp8 kernels take 128 or a multiple on
+    a TPU, and 32 or a multiple of 64 on a GPU; others run in plain JAX there."""
     invariant: bool = False
     """Compute every token alike whatever the window: the same bits with and without
     drafts, in bfloat16 too, and slower. Tried first, and refused where it fails."""
