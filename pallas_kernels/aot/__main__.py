@@ -21,10 +21,16 @@ HEADS = ("calls", "in place", "temporary", "registers", "shared", "seconds", "")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; the number of programs that fail, at most 99."""
     options = _options(arguments)
+    if options.list:
+        print("\n".join(_names(options)))
+        return 0
     tpus = options.device or list(tpu.TOPOLOGIES)
     gpus = options.device or list(cuda.TARGETS)
     tpus = [name for name in tpus if name in tpu.TOPOLOGIES]
     gpus = [name for name in gpus if name in cuda.TARGETS]
+    # what is asked for by a part of its name may be for one platform alone
+    tpus = tpus if all_cases("tpu", options.only) else []
+    gpus = gpus if all_cases("cuda", options.only) else []
     # programs for devices that are not here are compiled to be looked at, not kept
     jax.config.update("jax_enable_compilation_cache", False)
     failed = _all("tpu", tpus, options) if tpus else 0
@@ -142,7 +148,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="keep what the GPU's kernels take, instead of comparing with what is kept",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--list", action="store_true", help="print the names, and compile nothing"
+    )
+    options = parser.parse_args(arguments)
+    if not _names(options):
+        parser.error(
+            f"no program for {', '.join(options.device or ['any device'])} has "
+            f"{options.only!r} in its name: --list prints them all"
+        )
+    return options
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """Of the programs that are asked for, each once."""
+    devices = options.device or [*tpu.TOPOLOGIES, *cuda.TARGETS]
+    platforms = {"tpu" if name in tpu.TOPOLOGIES else "cuda" for name in devices}
+    cases = [case for at in sorted(platforms) for case in all_cases(at, options.only)]
+    return sorted({f"{case.operation}/{case.name}" for case in cases})
 
 
 if __name__ == "__main__":

@@ -124,6 +124,27 @@ def test_each_kind_of_gpu_has_a_process_of_its_own(monkeypatch):
     assert seen == ["h100", "other"]
 
 
+def test_what_is_asked_for_and_is_not_there_is_an_error(monkeypatch, capsys):
+    for line in (["--only", "nosuch"], ["--device", "h100", "--only", "ring-w8-b1x"]):
+        with pytest.raises(SystemExit) as ended:
+            command.main(line)
+        assert ended.value.code == 2
+        assert f"has '{line[-1]}' in its name" in capsys.readouterr().err
+    # a part of a name that only programs for TPUs have asks for no GPU
+    monkeypatch.setattr(tpu, "missing", lambda: "not here")
+    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: pytest.fail("ran"))
+    only = "window_attention/llama-3-8b-w8-b1"
+    assert all_cases("tpu", only) and not all_cases("cuda", only)
+    assert command.main(["--only", only]) == 0
+
+
+def test_names_can_be_listed(capsys):
+    assert command.main(["--list", "--device", "h100", "--only", "skinny"]) == 0
+    listed = capsys.readouterr().out.split()
+    wanted = {name(case) for case in all_cases("cuda", "skinny")}
+    assert set(listed) == wanted and len(listed) == len(wanted)
+
+
 PTXAS = """ptxas info    : Compiling entry function 'k' for 'sm_90a'
     8 bytes stack frame, {stored} bytes spill stores, {loaded} bytes spill loads
 ptxas info    : Used 213 registers, used 2 barriers, 1 bytes smem
