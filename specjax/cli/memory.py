@@ -9,6 +9,7 @@ from tyro import conf
 
 from specjax.checkpoints import Checkpoint
 from specjax.cli import options as o
+from specjax.cli.console import stderr
 from specjax.cli.errors import UsageError
 from specjax.models.invariant import NotInvariant, check_invariant, invariant
 from specjax.models.memory import (
@@ -48,7 +49,8 @@ class MemoryOptions:
     a TPU, and 32 or a multiple of 64 on a GPU; others run in plain JAX there."""
     invariant: bool = False
     """Compute every token alike whatever the window: the same bits with and without
-    drafts, in bfloat16 too, and slower. Tried first, and refused where it fails."""
+    drafts, in bfloat16 too, and slower. Tried first on a short text, which
+    may take longer than loading the model, and refused where it fails."""
 
     def check(self) -> None:
         """What can be said before anything is loaded."""
@@ -93,7 +95,8 @@ class MemoryOptions:
         if self.invariant:
             try:
                 decoder = invariant(decoder)
-                check_invariant(decoder, (1, k + 1), tokens=CHECKED_TOKENS)
+                with stderr().status("trying the invariant mode on a short text"):
+                    check_invariant(decoder, (1, k + 1), tokens=CHECKED_TOKENS)
             except NotInvariant as error:
                 raise UsageError(f"--invariant: {error}") from error
         if self.pages is not None:
