@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pallas_kernels import compat
 from pallas_kernels.aot import bundles, cuda, registers
 from pallas_kernels.aot.case import all_cases
 from pallas_kernels.aot.kept import ACCEPT, Kept
@@ -86,7 +87,9 @@ def test_a_damaged_file_is_named_and_what_to_do(kept, text):
 
 def test_registers_are_kept_of_every_program_for_a_gpu_and_of_no_other():
     programs = {f"{case.operation}/{case.name}" for case in all_cases("cuda")}
-    assert programs == set(registers.KEPT.figures())
+    kept = set(registers.KEPT.figures())
+    older = compat.VERSION < (0, 12)  # which leaves wide latents to the reference
+    assert programs < kept if older else programs == kept
 
 
 @pytest.mark.parametrize(
