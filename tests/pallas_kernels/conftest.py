@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels import compat
+from pallas_kernels.skinny_matmul import gpu_body, gpu_plan
 from specjax.decoding.engine import Engine
 from specjax.decoding.loop import run_rounds
 from specjax.models.mixers import attention, latent_attention
@@ -56,3 +57,21 @@ def rounds(monkeypatch):
     jax.config.update("jax_enable_compilation_cache", False)
     yield Rounds()
     jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.fixture
+def refilled_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skinny products on Hopper ask for a step while its place is multiplied."""
+    wait, fetch = gpu_body.Steps.wait, gpu_body.Steps.fetch
+
+    def early(steps: Any, i: Any) -> Any:
+        found = wait(steps, i)
+        fetch(steps, i + gpu_plan.STAGES)
+        return found
+
+    def only_the_first(steps: Any, i: Any) -> None:
+        if isinstance(i, int):
+            fetch(steps, i)
+
+    monkeypatch.setattr(gpu_body.Steps, "wait", early)
+    monkeypatch.setattr(gpu_body.Steps, "fetch", only_the_first)

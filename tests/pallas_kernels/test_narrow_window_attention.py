@@ -11,9 +11,15 @@ import pytest
 from pallas_kernels import compat
 from pallas_kernels.mesh import Spread
 from pallas_kernels.platforms import NoKernelError
-from pallas_kernels.window_attention import api, reference, tpu
+from pallas_kernels.window_attention import api, reference
+from pallas_kernels.window_attention.interpreted import (
+    BLOCK,
+    TOLERANCE,
+    by_kernel,
+    by_reference,
+)
 from pallas_kernels.window_attention.narrow import check_scales
-from pallas_kernels.window_attention.plan import Options, refusal
+from pallas_kernels.window_attention.plan import refusal
 from pallas_kernels.window_attention.problems import in_pages, random_call
 from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
 
@@ -21,9 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 INT8, FP8 = jnp.int8, jnp.float8_e4m3fn
 NARROW = {"int8": (INT8, True), "fp8": (FP8, True), "fp8-as-it-is": (FP8, False)}
-BLOCK = 128
 EDGES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 211)
-TOLERANCE = {jnp.float32: 3e-6, jnp.bfloat16: 1.5e-2}
 SMALL = AttentionSpec(q_heads=4, kv_heads=2, dim=128)
 
 
@@ -31,27 +35,6 @@ def call_of(spec: AttentionSpec, kind: str, **more: Any):
     cache, scaled = NARROW[kind]
     call = {"lengths": EDGES, "width": 5, "capacity": 211, **more}
     return random_call(spec, cache=cache, scaled=scaled, **call)
-
-
-def by_kernel(
-    arrays: dict[str, Any],
-    options: dict[str, Any],
-    interpret: compat.Interpret = True,
-) -> np.ndarray:
-    static = Options(
-        **options,
-        ring=arrays["slots"] is not None,
-        with_lse=arrays["sinks"] is not None,
-        scaled="k_scale" in arrays,
-    )
-    run = tpu.window_attention
-    out = run(**arrays, options=static, block=BLOCK, interpret=interpret)
-    return np.asarray(out)
-
-
-def by_reference(arrays: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
-    run = jax.jit(lambda **x: reference.window_attention(**x, **options))
-    return np.asarray(run(**arrays))
 
 
 def check(
@@ -67,7 +50,7 @@ def check(
     wanted = by_reference(arrays, options)
     if page_size is not None:
         arrays = in_pages(arrays, page_size)
-    got = by_kernel(arrays, options, interpret)
+    got = by_kernel(arrays, options, interpret=interpret)
     assert np.isfinite(wanted).all()
     limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max())
     np.testing.assert_allclose(got, wanted, rtol=0, atol=limit)

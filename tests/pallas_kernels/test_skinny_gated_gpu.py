@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import compat, gpu_products
-from pallas_kernels.skinny_matmul import api, gpu, gpu_body, gpu_plan
+from pallas_kernels.skinny_matmul import api, gpu, gpu_plan
 from pallas_kernels.skinny_matmul.gpu_plan import Cut
 from pallas_kernels.skinny_matmul.problems import KINDS, exactly, rows_of, weight_of
 from pallas_kernels.skinny_matmul.reference import ACTIVATIONS, Activation, Weight
@@ -179,21 +179,9 @@ def test_no_step_is_overwritten_while_it_is_multiplied(kind):
         check(4, kind, 128, LONG)
 
 
+@pytest.mark.usefixtures("refilled_too_early")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_is_overwritten_too_early_shows(kind, monkeypatch):
-    wait, fetch = gpu_body.Steps.wait, gpu_body.Steps.fetch
-
-    def early(steps: Any, i: Any) -> Any:
-        found = wait(steps, i)
-        fetch(steps, i + gpu_plan.STAGES)
-        return found
-
-    def only_the_first(steps: Any, i: Any) -> None:
-        if isinstance(i, int):
-            fetch(steps, i)
-
-    monkeypatch.setattr(gpu_body.Steps, "wait", early)
-    monkeypatch.setattr(gpu_body.Steps, "fetch", only_the_first)
+def test_a_step_that_is_overwritten_too_early_shows(kind):
     with (
         gpu_products.watched(),
         pytest.raises(compat.RaceError),

@@ -135,21 +135,9 @@ def test_no_step_is_overwritten_while_it_is_multiplied(kind):
 
 
 @emulated
+@pytest.mark.usefixtures("refilled_too_early")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_is_overwritten_too_early_shows(kind, monkeypatch):
-    wait, fetch = gpu_body.Steps.wait, gpu_body.Steps.fetch
-
-    def early(steps: Any, i: Any) -> Any:
-        found = wait(steps, i)
-        fetch(steps, i + gpu_plan.STAGES)
-        return found
-
-    def only_the_first(steps: Any, i: Any) -> None:
-        if isinstance(i, int):
-            fetch(steps, i)
-
-    monkeypatch.setattr(gpu_body.Steps, "wait", early)
-    monkeypatch.setattr(gpu_body.Steps, "fetch", only_the_first)
+def test_a_step_that_is_overwritten_too_early_shows(kind):
     with (
         gpu_products.watched(),
         pytest.raises(compat.RaceError),

@@ -1,6 +1,7 @@
 """The TPU's window attention with a cache read in two shares, emulated."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,49 +10,27 @@ import numpy as np
 import pytest
 
 from pallas_kernels import compat
-from pallas_kernels.window_attention import api, body, reference, rows, tpu
-from pallas_kernels.window_attention.plan import Options, Shapes, make_plan
+from pallas_kernels.window_attention import api, body, interpreted, rows
+from pallas_kernels.window_attention.interpreted import (
+    BLOCK,
+    TOLERANCE,
+    by_reference,
+)
+from pallas_kernels.window_attention.plan import Shapes, make_plan
 from pallas_kernels.window_attention.problems import in_pages, random_call
 from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
 
 pytestmark = pytest.mark.timeout(240)
 
-BLOCK = 128
 CAPACITY = 3 * BLOCK + 20
 EDGES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, CAPACITY)
 """Around a block, around the first block of the second share, and all."""
 
 SMALL = AttentionSpec(q_heads=4, kv_heads=2, dim=64)
 SINGLE = AttentionSpec(q_heads=4, kv_heads=1, dim=128)
-TOLERANCE = {jnp.float32: 3e-6, jnp.bfloat16: 1.5e-2}
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
 
-
-def by_kernel(
-    arrays: dict[str, Any],
-    options: dict[str, Any],
-    splits: int = 2,
-    interpret: compat.Interpret = True,
-) -> np.ndarray:
-    x = dict(arrays)
-    shared = x["k_cache"] is x["v_cache"]
-    if shared:
-        x["v"] = x["v_cache"] = None
-    static = Options(
-        **options,
-        ring=x["slots"] is not None,
-        shared=shared,
-        with_lse=x["sinks"] is not None,
-        scaled="k_scale" in x,
-    )
-    settings = {"block": BLOCK, "splits": splits, "interpret": interpret}
-    return np.asarray(tpu.window_attention(**x, options=static, **settings))
-
-
-def by_reference(arrays: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
-    return np.asarray(
-        jax.jit(lambda **x: reference.window_attention(**x, **options))(**arrays)
-    )
+by_kernel = functools.partial(interpreted.by_kernel, splits=2)
 
 
 def check(

@@ -10,10 +10,15 @@ import pytest
 
 from pallas_kernels import compat
 from pallas_kernels.mesh import Spread
-from pallas_kernels.window_attention import api, reference, tpu
+from pallas_kernels.window_attention import api
+from pallas_kernels.window_attention.interpreted import (
+    BLOCK,
+    TOLERANCE,
+    by_kernel,
+    by_reference,
+)
 from pallas_kernels.window_attention.plan import (
     ROW_TILE,
-    Options,
     make_plan,
     refusal,
     shapes_of,
@@ -23,39 +28,10 @@ from pallas_kernels.window_attention.specs import MODELS, AttentionSpec
 
 pytestmark = pytest.mark.timeout(240)
 
-BLOCK = 128
 EDGES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 211)
 """Committed lengths around the edges of a block, and a prime one."""
 
-TOLERANCE = {jnp.float32: 3e-6, jnp.bfloat16: 1.5e-2}
-"""Sums in another order; weights are rounded to bfloat16 before the last product."""
-
 SMALL = AttentionSpec(q_heads=4, kv_heads=2, dim=64)
-
-
-def by_kernel(
-    arrays: dict[str, Any],
-    options: dict[str, Any],
-    block: int | None = BLOCK,
-    interpret: compat.Interpret = True,
-) -> np.ndarray:
-    x = dict(arrays)
-    shared = x["k_cache"] is x["v_cache"]
-    if shared:
-        x["v"] = x["v_cache"] = None
-    static = Options(
-        **options,
-        ring=x["slots"] is not None,
-        shared=shared,
-        with_lse=x["sinks"] is not None,
-    )
-    out = tpu.window_attention(**x, options=static, block=block, interpret=interpret)
-    return np.asarray(out)
-
-
-def by_reference(arrays: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
-    run = jax.jit(lambda **x: reference.window_attention(**x, **options))
-    return np.asarray(run(**arrays))
 
 
 def check(spec: AttentionSpec, dtype: Any = jnp.float32, **more: Any) -> None:
@@ -67,7 +43,7 @@ def check(spec: AttentionSpec, dtype: Any = jnp.float32, **more: Any) -> None:
     wanted = by_reference(arrays, options)
     if size is not None:
         arrays = in_pages(arrays, size)
-    got = by_kernel(arrays, options, block, interpret)
+    got = by_kernel(arrays, options, block=block, interpret=interpret)
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE[dtype])
 
