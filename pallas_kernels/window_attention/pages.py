@@ -10,8 +10,8 @@ def gather_pages(
 ) -> Real[Array, "B H T *D"]:
     """Each row's pages, one behind the other. What stands for no page is zero.
 
-    An entry of ``pages`` or more stands for no page; none is negative.
+    An entry of ``pages`` or more, or a negative one, stands for no page.
     """
-    rows = cache.at[table].get(mode="fill", fill_value=0)
+    rows = cache.at[table].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     batch, blocks, heads, size, *rest = rows.shape
     return rows.swapaxes(1, 2).reshape(batch, heads, blocks * size, *rest)

@@ -15,6 +15,7 @@ from pallas_kernels.skinny_matmul import api as skinny
 from pallas_kernels.skinny_matmul.problems import weight_of
 from pallas_kernels.window_attention import tpu
 from pallas_kernels.window_attention.api import window_attention
+from pallas_kernels.window_attention.pages import gather_pages
 from pallas_kernels.window_attention.plan import Options
 from pallas_kernels.window_attention.problems import in_pages, random_call
 from pallas_kernels.window_attention.reference import check_heads
@@ -77,6 +78,15 @@ def test_narrow_integers_are_lengths_too(dtype):
     arrays["lengths"] = arrays["lengths"].astype(dtype)
     got = window_attention(**arrays, **options, implementation="interpret")
     np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), **CLOSE)
+
+
+def test_entries_that_stand_for_no_page_are_zeros():
+    """A negative one is not the last page, as an index of JAX would have it."""
+    pages = jnp.arange(1.0, 13.0).reshape(3, 1, 2, 2)
+    got = gather_pages(pages, jnp.array([[-1, 1], [3, -3]]))
+    wanted = np.zeros((2, 1, 4, 2), np.float32)
+    wanted[0, 0, 2:] = pages[1, 0]
+    np.testing.assert_array_equal(np.asarray(got), wanted)
 
 
 def test_a_row_without_pages_may_name_none():
