@@ -21,7 +21,7 @@ from specjax.testing.conformance.matrix import Cell, case_of
 SHAPE = (3, 2, 128, 8)
 
 
-def compiled(step, *arguments) -> str:
+def compiled(step, *arguments, dtype=jnp.float32) -> str:
     """A loop of five steps over a donated array."""
 
     def loop(cache, *rest):
@@ -32,7 +32,7 @@ def compiled(step, *arguments) -> str:
         return jax.lax.while_loop(lambda c: c[0] < 5, body, (jnp.int32(0), cache))
 
     jitted = jax.jit(loop, donate_argnums=0)
-    return jitted.lower(jnp.ones(SHAPE), *arguments).compile().as_text()
+    return jitted.lower(jnp.ones(SHAPE, dtype), *arguments).compile().as_text()
 
 
 def test_a_scatter_into_the_cache_is_in_place():
@@ -60,6 +60,24 @@ def test_a_scatter_into_the_cache_is_in_place():
 )
 def test_whatever_writes_the_whole_cache_is_found(step):
     assert rewrites(compiled(step), [SHAPE])
+
+
+def read_and_written(i, codes):
+    """Widened to be read, and updated in place."""
+    wide = jax.lax.optimization_barrier(codes.astype(jnp.float32))
+    most = jnp.clip(wide.max(), -9, 9).astype(jnp.int8)
+    return codes.at[0, 0, i, 0].set(most)
+
+
+def test_codes_may_be_widened_to_be_read_and_not_be_written_anew():
+    text = compiled(read_and_written, dtype=jnp.int8)
+    assert rewrites(text, [SHAPE])  # as of a cache that needs no widening
+    assert rewrites(text, [SHAPE], codes=[SHAPE]) == []
+
+    def again(i, codes):
+        return jax.lax.optimization_barrier(codes.astype(jnp.float32)).astype(jnp.int8)
+
+    assert rewrites(compiled(again, dtype=jnp.int8), [SHAPE], codes=[SHAPE])
 
 
 def test_what_a_rare_branch_makes_for_itself_is_no_rewrite():

@@ -24,7 +24,6 @@ from specjax.models.pages import Paged
 from specjax.testing.conformance import OF_MORE_RUNS, OF_ONE_RUN, Unsuitable
 from specjax.testing.conformance import c1_exactness as c1
 from specjax.testing.conformance import c3_replay as c3
-from specjax.testing.conformance import c8_compile as c8
 from specjax.testing.conformance.matrix import (
     NARROW_CELLS,
     SOME_NARROW_CELLS,
@@ -189,12 +188,13 @@ def test_contracts_of_one_run_of_every_cell(check, cell):
     ("check", "cell"),
     pairs(
         [c for c in NARROW_CELLS if (c.drafter, c.rule) == ("trees", "coupled")],
-        # what runs on CPU widens a whole cache of codes, which that check takes for a
-        # copy; kernels do not, and test_narrow_round.py looks at their programs
-        [check for check in OF_MORE_RUNS if check is not c8.the_loop_copies_no_state],
+        OF_MORE_RUNS,
     ),
 )
-def test_contracts_of_more_runs(check, cell):
+def test_contracts_of_more_runs(check, cell, request):
+    if (check.__name__, cell.target) == ("the_loop_copies_no_state", "llama-fp8"):
+        reason = "XLA's CPU backend updates a float8 cache by way of another type"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     holds(check, cell)
 
 

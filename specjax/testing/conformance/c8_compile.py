@@ -87,8 +87,10 @@ def the_loop_copies_no_state(case: Case) -> str:
     kept = jax.tree.map(
         _without_inputs, states, is_leaf=lambda x: isinstance(x, CONVOLVED)
     )
-    shapes = {x.shape for x in jax.tree.leaves(kept) if _is_cache(x)}
-    found = rewrites(text, shapes)
+    caches = [x for x in jax.tree.leaves(kept) if _is_cache(x)]
+    shapes = {x.shape for x in caches}
+    wide = {x.shape for x in caches if x.dtype.itemsize > 1}
+    found = rewrites(text, shapes, codes=shapes - wide)
     if found:
         raise AssertionError(
             f"C8: the loop writes arrays of the state's shapes {sorted(shapes)} anew: "

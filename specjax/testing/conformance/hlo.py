@@ -12,6 +12,7 @@ CALLS = {"while", "conditional", "call", "async-start", "async-update", "async-d
 IN_PLACE = PASSED_ON | CALLS | {"scatter", "dynamic-update-slice"}
 """Operations whose result may be the operand's own memory, or that only pass it on."""
 COPIES = {"copy", "copy-start", "transpose"}
+ONE_BYTE = re.compile(r"\b(?:[su]8|f8\w+|pred)\[")
 HOST = {"infeed", "outfeed", "send", "recv", "send-done", "recv-done"}
 HOST_TARGETS = ("callback", "host", "py_")
 
@@ -52,15 +53,22 @@ def _idle(program: Program, name: str) -> bool:
     return all(x.op in PASSED_ON | {"copy"} for x in program.get(name, []))
 
 
-def rewrites(text: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+def rewrites(
+    text: str,
+    shapes: Iterable[tuple[int, ...]],
+    codes: Iterable[tuple[int, ...]] = (),
+) -> list[str]:
     """Instructions in a loop that write a whole array of one of these shapes anew.
 
     Copies in any layout, transposes, and whatever else makes such an array without
-    updating it in place; of rare branches only the copies.
+    updating it in place; of rare branches only the copies. ``codes`` are those of the
+    shapes that arrays of one byte a number have: to convert these to a wider type is
+    to read them.
     """
     program = parse(text)
     large = set(shapes)
     permuted = {tuple(sorted(shape)) for shape in shapes}
+    of_codes = set(codes)
     common = {x.name for x in loop_instructions(program, rare=False)}
     found = []
     for instruction in loop_instructions(program):
@@ -71,9 +79,16 @@ def rewrites(text: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
         moved = any(tuple(sorted(shape)) in permuted for shape in instruction.shapes)
         if not same and not (moved and op == "transpose"):
             continue
+        if op == "convert" and _widens(instruction, of_codes):
+            continue
         if op in COPIES or (op not in IN_PLACE and instruction.name in common):
             found.append(f"{instruction.name} ({instruction.op}, {op})")
     return found
+
+
+def _widens(conversion: Instruction, codes: set[tuple[int, ...]]) -> bool:
+    narrow = ONE_BYTE.search(conversion.type) is not None
+    return not narrow and all(shape in codes for shape in conversion.shapes)
 
 
 def host_calls(text: str) -> list[str]:
